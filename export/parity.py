@@ -1,0 +1,152 @@
+"""Does the engine run the head that was trained? Our own forward against vLLM's accepted counts, window by window.
+
+The training checkpoint, with the trainer's own settings and separately captured features, is replayed on the token ids
+that the served run returned. At each served window's anchor our accepted count must be the engine's. The exported folder
+is never read here, so an error in it shows. A separately generated reference would prove nothing: bf16 greedy text
+differs between engines and batch shapes.
+
+Shapes: K draft tokens, M positions that draft, D draft vocabulary.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from data import capture_hf
+from data.target import embedding, served_path
+from data.tokens import Row
+from train.eagle3 import Eagle3
+from train.head import open_head
+from train.pack import Pack, pack, to_device
+from train.replay import embeddings, walk
+
+
+@dataclass(frozen=True, kw_only=True)
+class Served:
+    """One served request: what went in, what came out, and how many draft tokens each window had accepted."""
+
+    domain: str
+    prompt_ids: tuple[int, ...]
+    output_ids: tuple[int, ...]
+    accepted: tuple[int, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Difference:
+    """A window in which replay and engine disagree, at the first draft token that differs."""
+
+    ours: int
+    served: int
+    gap: float
+    """between the two highest of our logits there"""
+    quantum: float
+    """spacing of bf16 at that logit"""
+
+    @property
+    def tie(self) -> bool:
+        """True where the two tokens are within one bf16 quantum, so either order is right."""
+        return self.gap <= self.quantum
+
+
+@dataclass(frozen=True, kw_only=True)
+class Replay:
+    """Agreement of one request."""
+
+    windows: int
+    differences: tuple[Difference, ...]
+    replayed_tokens: int
+    replayed_windows: int
+    served_tokens: int
+
+
+def parity(run: Path, served: Sequence[Served], steps: int) -> dict[str, dict[str, Any]]:
+    """Agreement by domain of the run's training checkpoint with served requests; `steps` draft tokens a window (see `summarise`)."""
+    head, d2t_D, _ = open_head(run / "head")
+    return agreement(head, d2t_D, served_path(run), served, steps)
+
+
+def agreement(
+    head: Eagle3, d2t_D: torch.Tensor, target: Path, served: Sequence[Served], steps: int
+) -> dict[str, dict[str, Any]]:
+    """Agreement by domain of any head with served requests; the head is replayed in bf16, as the engine runs it."""
+    session = capture_hf.open_target(target, head.config.aux_layers, torch.bfloat16)
+    head = head.to(session.device, torch.bfloat16).eval()
+    frozen = (d2t_D.to(session.device), embedding(target).to(session.device, torch.bfloat16))
+    found: dict[str, list[Replay]] = {}
+    for request in served:
+        if request.accepted:
+            found.setdefault(request.domain, []).append(replay(head, *frozen, session, request, steps))
+    return {domain: summarise(replays) for domain, replays in sorted(found.items())}
+
+
+@torch.no_grad()
+def replay(
+    head: Eagle3, d2t_D: torch.Tensor, embed_VH: torch.Tensor, session: capture_hf.Session, request: Served, steps: int
+) -> Replay:
+    """Replay one request on its own token ids."""
+    ids, start = request.prompt_ids + request.output_ids, len(request.prompt_ids)
+    mask = (0,) * start + (1,) * len(request.output_ids)
+    row = Row(row_id="", domain=request.domain, split="", input_ids=ids, loss_mask=mask)
+    one = to_device(pack(capture_hf.forward(session, [row])), session.device)
+    if not len(one.kept_M):
+        return Replay(windows=0, differences=(), replayed_tokens=0, replayed_windows=0, served_tokens=0)
+    logits_KMD = torch.stack(head(one.aux_SAH, embeddings(one, embed_VH, steps), one.kept_M, one.docs))
+    best_KM = logits_KMD.argmax(-1)
+    drafts_KM = best_KM + d2t_D[best_KM]
+    own = walk(drafts_KM, one)
+    ours_M, judged_M = _counts(drafts_KM, one)
+    place = {anchor: m for m, anchor in enumerate(one.kept_M.tolist())}
+    anchor, differences, windows, tokens = start - 1, list[Difference](), 0, 0
+    for accepted in request.accepted:
+        if anchor in place:
+            m = place[anchor]
+            # The engine counts before it trims at the end of the answer; what was trimmed cannot be judged.
+            seen = min(accepted, judged_M[m])
+            windows, tokens = windows + 1, tokens + seen + 1
+            if ours_M[m] != seen:
+                differences.append(_difference(logits_KMD[min(ours_M[m], seen), m], ours_M[m], seen))
+        anchor += accepted + 1
+    return Replay(
+        windows=windows, differences=tuple(differences), served_tokens=tokens,
+        replayed_tokens=sum(w.accepted + 1 for w in own), replayed_windows=len(own),
+    )  # fmt: skip
+
+
+def summarise(replays: Sequence[Replay]) -> dict[str, Any]:
+    """Windows, equal windows, lengths by replay and served, and the differing windows' logit gaps."""
+    windows = sum(r.windows for r in replays)
+    differences = [d for r in replays for d in r.differences]
+    served = sum(r.served_tokens for r in replays) / max(1, windows)
+    replayed = sum(r.replayed_tokens for r in replays) / max(1, sum(r.replayed_windows for r in replays))
+    return {
+        "requests": len(replays),
+        "windows": windows,
+        "equal": windows - len(differences),
+        "equal_share": (windows - len(differences)) / max(1, windows),
+        "served_length": served,
+        "replayed_length": replayed,
+        "length_error": abs(replayed - served) / max(served, 1e-9),
+        "ties": sum(d.tie for d in differences),
+        "not_ties": [asdict(d) for d in differences if not d.tie],
+        "differences": [asdict(d) for d in differences],
+    }
+
+
+def _counts(drafts_KM: torch.Tensor, one: Pack) -> tuple[list[int], list[int]]:
+    """At every kept position: our accepted count, and how many draft tokens the returned text can judge."""
+    steps = range(len(drafts_KM))
+    wanted_KM = torch.stack([one.input_ids_S[one.following(2 + k)] for k in steps])
+    valid_KM = torch.stack([one.valid(k) for k in steps])
+    accepted_M = ((drafts_KM == wanted_KM) & valid_KM).long().cumprod(0).sum(0)
+    return accepted_M.tolist(), valid_KM.sum(0).tolist()
+
+
+def _difference(logits_D: torch.Tensor, ours: int, served: int) -> Difference:
+    top = logits_D.float().topk(2).values.tolist()
+    quantum = 2.0 ** (math.floor(math.log2(max(abs(top[0]), 1e-30))) - 7)
+    return Difference(ours=ours, served=served, gap=top[0] - top[1], quantum=quantum)
+
