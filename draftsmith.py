@@ -10,9 +10,10 @@ import contextlib
 import errno
 import importlib
 import json
+import os
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from recipes.artifact import Make, Stage, State, build, read_manifest, state
 from recipes.faults import EnvironmentFault, GateRefused
@@ -38,7 +39,8 @@ STAGES = (
     Stage(name="features", verb="capture", make=_from("data.capture"), inputs=("target", "tokens"), keys=("capture",)),
     Stage(name="head", verb="train", make=_from("train.loop"), inputs=("target", "tokens", "features"),
           keys=("head", "train")),
-    Stage(name="checkpoint", verb="export", make=_from("export.speculators"), inputs=("target", "head"), keys=("export",)),
+    Stage(name="checkpoint", verb="export", make=_from("export.speculators"), inputs=("target", "head"),
+          keys=("export",)),
     Stage(name="record", verb="measure", make=_from("eval.measure"),
           inputs=("target", "prompts", "head", "checkpoint"), keys=MEASURED),
     Stage(name="verdict", verb="gate", make=_from("eval.gate"),
@@ -51,7 +53,7 @@ GATED = ("verdict", "publication")
 
 
 def run_stages(recipe: Recipe, run: Path, until: str = "publication") -> None:
-    """Make every stage up to `until` (a stage or a verb) that is not done. Raises GateRefused where the verdict is no."""
+    """Make every stage up to `until` (a stage or verb) that is not done. Raises GateRefused where the verdict is no."""
     last = max(i for i, stage in enumerate(STAGES) if until in (stage.name, stage.verb))
     with locked(run):
         _end_orphans(run)
@@ -64,7 +66,7 @@ def run_stages(recipe: Recipe, run: Path, until: str = "publication") -> None:
 
 
 def run_verb(recipe: Recipe, run: Path, verb: str) -> None:
-    """Make one verb's stages. Raises ValueError, or GateRefused for gate and publish, where what they need is not done."""
+    """Make one verb's stages. Raises ValueError (GateRefused for gate and publish) where what they need is not done."""
     with locked(run):
         _end_orphans(run)
         for stage in (s for s in STAGES if s.verb == verb):
@@ -72,7 +74,9 @@ def run_verb(recipe: Recipe, run: Path, verb: str) -> None:
                 found = _state(STAGES[_index(name)], recipe, run, deep=True)
                 if found.status != "done":
                     fault = GateRefused if stage.name in GATED else ValueError
-                    raise fault(f"{verb}: {name} is not done ({found.why}); `draftsmith {STAGES[_index(name)].verb}` first")
+                    raise fault(
+                        f"{verb}: {name} is not done ({found.why}); `draftsmith {STAGES[_index(name)].verb}` first"
+                    )
             if stage.name == "publication":
                 _require_pass(run)
             if _state(stage, recipe, run).status != "done":
@@ -130,7 +134,14 @@ def _index(name: str) -> int:
 
 
 def _brief(accounting: dict[str, Any]) -> str:
-    return ", ".join(f"{k} {v}" for k, v in accounting.items() if isinstance(v, int | float | str))
+    """The accounting on one line; nested counts (rows dropped by reason) included, lists by their length."""
+    parts: list[str] = []
+    for key, value in accounting.items():
+        if isinstance(value, dict):
+            parts.append(f"{key} ({_brief(cast(dict[str, Any], value))})")
+        else:
+            parts.append(f"{key} {len(cast(list[Any], value)) if isinstance(value, list) else value}")
+    return ", ".join(parts)
 
 
 def _say(line: str) -> None:
@@ -145,11 +156,11 @@ def show_status(recipe: Recipe, run: Path, as_json: bool) -> None:
         print(json.dumps(rows, indent=1))
         return
     for name, row in rows.items():
-        print(f"{name:12} {row['status']:6} {row['why'] or _brief(row.get('accounting', {}))}")
+        print(f"{name:12} {row['status']:6} {row['why'] or _brief(cast(dict[str, Any], row.get('accounting', {})))}")
 
 
 def show_plan(recipe: Recipe, run: Path, as_json: bool) -> None:
-    """Print what each stage would do and cost, and what would stop it. Exit code 1 comes with preflight faults."""
+    """Print what each stage would do and cost. Raises ValueError where something would stop it."""
     from recipes import estimate
 
     figures, found = estimate.estimate(recipe), states(recipe, run)
@@ -161,6 +172,8 @@ def show_plan(recipe: Recipe, run: Path, as_json: bool) -> None:
         print(estimate.table({n: (s.status, s.why) for n, s in found.items()}, figures))
         for fault in faults:
             print(f"preflight: {fault}")
+    if faults:
+        raise ValueError(f"{len(faults)} preflight fault{'s' * (len(faults) > 1)}; mend them before `draftsmith run`")
 
 
 def check_folder(folder: str, target: str) -> None:
@@ -168,7 +181,9 @@ def check_folder(folder: str, target: str) -> None:
     validate = importlib.import_module("export.validate").validate
     faults = validate(Path(folder), target=Path(target) if target else None, local_target=True)
     if faults:
-        raise ValueError(f"{folder} has {len(faults)} faults:\n" + "\n".join(f"  {f.check}: {f.message}" for f in faults))
+        raise ValueError(
+            f"{folder} has {len(faults)} faults:\n" + "\n".join(f"  {f.check}: {f.message}" for f in faults)
+        )
     print(f"{folder}: sound")
 
 
@@ -232,9 +247,10 @@ def command(args: argparse.Namespace) -> None:
 
 def main(argv: list[str] | None = None) -> int:
     """Entry point; returns the exit code."""
-    args = _parser().parse_args(argv)
+    if not sys.stderr.isatty():
+        os.environ.setdefault("TQDM_DISABLE", "1")  # bars are for people
     try:
-        command(args)
+        command(_parse(argv))
     except ValueError as error:
         return _fail(1, str(error))
     except GateRefused as error:
@@ -249,6 +265,19 @@ def main(argv: list[str] | None = None) -> int:
     except KeyboardInterrupt:
         return _fail(3, "stopped; the next run goes on from here")
     return 0
+
+
+def _parse(argv: list[str] | None) -> argparse.Namespace:
+    """The command line; overrides may stand before or after options. Raises ValueError where it cannot be read."""
+    try:
+        args, rest = _parser().parse_known_args(argv)
+    except SystemExit as ended:  # argparse ends with 2, which here means that the gate refused
+        raise SystemExit(1 if ended.code == 2 else ended.code) from None
+    strange = [word for word in rest if word.startswith("-") or "=" not in word]
+    if strange:
+        raise ValueError(f"{args.verb}: cannot read {' '.join(strange)}; see `draftsmith {args.verb} --help`")
+    args.overrides = [*args.overrides, *rest]
+    return args
 
 
 def _fail(code: int, message: str) -> int:

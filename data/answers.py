@@ -7,7 +7,7 @@ line (killed in mid-write) is cut off and its turn asked again.
 import asyncio
 import json
 import os
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,7 +19,7 @@ from tqdm import tqdm
 from data.engine import Server, check_alive, reachable, serving
 from data.prewritten import prewritten_turns
 from data.prompts import Prompt, read_prompts
-from data.target import read_target, served_path
+from data.target import served_path
 from recipes.artifact import digest, hash_json
 from recipes.faults import EnvironmentFault
 from recipes.schema import Answers, Recipe
@@ -73,10 +73,9 @@ def read_turns(folder: Path) -> list[Turn]:
     turns: list[Turn] = []
     for line in (folder / "ledger.jsonl").read_text(encoding="utf-8").splitlines():
         row = cast(dict[str, Any], json.loads(line))
-        ids = {key: tuple(row.pop(key)) for key in ("prompt_ids", "output_ids")}
-        row.pop("key")
-        row.pop("text")
-        turns.append(Turn(**row, **ids))
+        del row["key"], row["text"]
+        row |= {name: tuple(row[name]) for name in ("prompt_ids", "output_ids")}
+        turns.append(Turn(**row))
     return sorted(turns, key=lambda t: (t.prompt_id, t.turn))
 
 
@@ -173,7 +172,7 @@ async def _ask(answers: Answers, server: Server, prompts: list[Prompt], ledger: 
 
 
 @asynccontextmanager
-async def _session() -> AsyncIterator[aiohttp.ClientSession]:
+async def _session() -> AsyncGenerator[aiohttp.ClientSession, None]:
     timeout = aiohttp.ClientTimeout(total=3600)
     async with aiohttp.ClientSession(timeout=timeout, connector=aiohttp.TCPConnector(limit=0)) as session:
         yield session

@@ -26,7 +26,8 @@ class Session:
 def open_target(path: Path, layers: tuple[int, ...], dtype: torch.dtype) -> Session:
     """Load the target for capture, on the GPU where there is one."""
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    model = AutoModelForCausalLM.from_pretrained(path, dtype=dtype, attn_implementation="sdpa").to(device).eval()
+    model: Any = AutoModelForCausalLM.from_pretrained(path, dtype=dtype, attn_implementation="sdpa")
+    model = model.to(device).eval()
     return Session(model=model, layers=layers, device=device)
 
 

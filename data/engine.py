@@ -9,12 +9,12 @@ import socket
 import subprocess
 import sys
 import time
-import urllib.error
 import urllib.request
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, cast
 
 import psutil
 
@@ -24,6 +24,8 @@ from recipes.lock import alive
 from recipes.schema import Engine, Target
 
 SERVED_NAME = "target"
+PATIENCE_S = (10.0, 5.0)
+"""seconds between TERM and KILL, and after KILL"""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,7 +43,7 @@ class Server:
 @contextmanager
 def serving(
     engine: Engine, *, run: Path, target: Target, path: Path, log: Path, extra: Sequence[str] = ()
-) -> Iterator[Server]:
+) -> Generator[Server, None, None]:
     """Serve the model at `path` as "target" on a free loopback port; stop it in every case, keep its log.
 
     Raises EnvironmentFault with the log's last line where it dies or is not healthy in time.
@@ -92,13 +94,11 @@ def end_orphans(run: Path) -> list[int]:
     """End engines that a killed run of this directory left behind, by recorded pid and start time; their pids."""
     ended: list[int] = []
     for mark in sorted((run / "engines").glob("*.json")):
-        try:
-            held = json.loads(mark.read_text())
-        except ValueError:
-            held = {"pid": 0, "started": 0.0}
-        if held["pid"] and alive(held["pid"], held["started"]):
-            _end_group(held["pid"])
-            ended.append(held["pid"])
+        with contextlib.suppress(ValueError):  # a torn mark names nobody
+            held = cast(dict[str, Any], json.loads(mark.read_text()))
+            if alive(held["pid"], held["started"]):
+                _end_group(held["pid"])
+                ended.append(held["pid"])
         mark.unlink()
     return ended
 
@@ -156,7 +156,7 @@ def _await_health(process: subprocess.Popen[bytes], url: str, log: Path, timeout
 
 
 def _get(url: str) -> bytes:
-    with urllib.request.urlopen(url, timeout=10) as response:  # noqa: S310 - loopback or the user's own URL
+    with urllib.request.urlopen(url, timeout=10) as response:
         return bytes(response.read())
 
 
@@ -174,8 +174,8 @@ def _record(run: Path, pid: int) -> Path:
 
 
 def _end_group(pid: int) -> None:
-    """TERM, then KILL after 10 s, for the engine and all that it started (it leads its own session)."""
-    for sig, patience in ((signal.SIGTERM, 10.0), (signal.SIGKILL, 5.0)):
+    """TERM, then KILL, for the engine and all that it started (it leads its own session)."""
+    for sig, patience in zip((signal.SIGTERM, signal.SIGKILL), PATIENCE_S, strict=True):
         with contextlib.suppress(ProcessLookupError):
             os.killpg(pid, sig)
         deadline = time.monotonic() + patience

@@ -6,7 +6,7 @@ aux_scale [T, A] and final_scale [T, 1]. index.json lists shards, their rows and
 """
 
 import json
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -67,7 +67,7 @@ def write_shard(
     start = 0
     for entry, features in rows:
         if bool(torch.isfinite(features.aux_SAH).all() & torch.isfinite(features.final_SH).all()):
-            kept.append((Entry(**{**asdict(entry), "start": start}), features))
+            kept.append((replace(entry, start=start), features))
             start += entry.length
         else:
             bad.append(entry.row_id)
@@ -81,11 +81,14 @@ def write_shard(
 
 
 def finished_shard(folder: Path, number: int) -> Shard | None:
-    """The shard if it stands whole and undamaged, else None."""
+    """The shard if it stands whole and undamaged, else None. A sealed folder's index.json speaks for its shards."""
     try:
-        shard = _shard(json.loads(_sidecar(folder, number).read_text(encoding="utf-8")))
+        sidecar = _sidecar(folder, number)
+        shard = (
+            _shard(json.loads(sidecar.read_text(encoding="utf-8"))) if sidecar.exists() else read_index(folder)[number]
+        )
         return shard if hash_file(folder / shard.file) == shard.sha256 else None
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, ValueError, KeyError, TypeError, IndexError):
         return None
 
 

@@ -139,8 +139,8 @@ def _obtain(recipe: Recipe, out: Path) -> tuple[Path, bool]:
             return Path(snapshot_download(recipe.target.id, revision=recipe.target.revision)), False
         except Exception as error:  # the client raises many kinds: offline, 401, 404, ...
             raise EnvironmentFault(
-                f"target {recipe.target.id}@{recipe.target.revision}: cannot be fetched ({str(error).splitlines()[0]}); "
-                "log in, or set target.path to a folder"
+                f"target {recipe.target.id}@{recipe.target.revision}: cannot be fetched "
+                f"({str(error).splitlines()[0]}); log in, or set target.path to a folder"
             ) from error
     file = package_file(path) if path.startswith("package:") else Path(path).expanduser().resolve()
     if file.suffix == ".gguf" and file.is_file():

@@ -1,9 +1,9 @@
 """Does the engine run the head that was trained? Our own forward against vLLM's accepted counts, window by window.
 
 The training checkpoint, with the trainer's own settings and separately captured features, is replayed on the token ids
-that the served run returned. At each served window's anchor our accepted count must be the engine's. The exported folder
-is never read here, so an error in it shows. A separately generated reference would prove nothing: bf16 greedy text
-differs between engines and batch shapes.
+that the served run returned. At each served window's anchor our accepted count must be the engine's. The exported
+folder is never read here, so an error in it shows. A separately generated reference would prove nothing: bf16 greedy
+text differs between engines and batch shapes.
 
 Shapes: K draft tokens, M positions that draft, D draft vocabulary.
 """
@@ -64,7 +64,7 @@ class Replay:
 
 
 def parity(run: Path, served: Sequence[Served], steps: int) -> dict[str, dict[str, Any]]:
-    """Agreement by domain of the run's training checkpoint with served requests; `steps` draft tokens a window (see `summarise`)."""
+    """Agreement by domain of the run's training checkpoint with served requests (see `summarise`); `steps` is K."""
     head, d2t_D, _ = open_head(run / "head")
     return agreement(head, d2t_D, served_path(run), served, steps)
 
@@ -149,4 +149,3 @@ def _difference(logits_D: torch.Tensor, ours: int, served: int) -> Difference:
     top = logits_D.float().topk(2).values.tolist()
     quantum = 2.0 ** (math.floor(math.log2(max(abs(top[0]), 1e-30))) - 7)
     return Difference(ours=ours, served=served, gap=top[0] - top[1], quantum=quantum)
-

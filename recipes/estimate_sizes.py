@@ -122,6 +122,32 @@ def training_flops(recipe: Recipe) -> tuple[float, float]:
     return 4 * a * h * h + 6 * keys, k * step + (k - 1) * 6 * keys + 2 * d * h
 
 
+def head_matrices(recipe: Recipe) -> list[tuple[int, int]]:
+    """Shapes of the head's hidden matrices: all but lm_head."""
+    facts, head, h = recipe.target.facts, recipe.head, recipe.target.facts.hidden_size
+    n, g = facts.num_attention_heads * facts.head_dim, facts.num_key_value_heads * facts.head_dim
+    inner = head.intermediate_size or facts.intermediate_size
+    shapes = [(h, len(aux_layers(recipe)) * h)]
+    for width in (2 * h, *[h] * (head.num_layers - 1)):
+        shapes += [(n, width), (g, width), (g, width), (h, n), (inner, h), (inner, h), (h, inner)]
+    return shapes
+
+
+def optimizer_flops(recipe: Recipe) -> float:
+    """FLOP of one optimiser step: Muon's five Newton-Schulz iterations of three products each; AdamW's are none."""
+    if recipe.train.optimizer == "adamw":
+        return 0.0
+    sides = [(min(shape), max(shape)) for shape in head_matrices(recipe)]
+    return float(sum(5 * (4 * m * m * n + 2 * m**3) for m, n in sides))
+
+
+def optimizer_bytes(recipe: Recipe) -> float:
+    """State in fp32: two moments a trained parameter, one where Muon trains it."""
+    trained, _ = head_parameters(recipe)
+    by_muon = sum(m * n for m, n in head_matrices(recipe)) if recipe.train.optimizer == "muon" else 0
+    return 8 * trained - 4.0 * by_muon
+
+
 def activation_bytes(recipe: Recipe) -> float:
     """Saved for the backward of one pack: every TTT step's layer inputs in bf16, its logits twice, in bf16 and fp32.
 

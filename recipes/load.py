@@ -5,6 +5,7 @@
 Later parts win over earlier ones, the recipe's own keys over its parts, overrides over all.
 """
 
+import copy
 import difflib
 from pathlib import Path
 from typing import Any, cast
@@ -39,8 +40,9 @@ def raw(path: str, overrides: list[str] | None = None) -> dict[str, Any]:
     try:
         config = OmegaConf.merge(OmegaConf.create(merged), OmegaConf.from_dotlist(overrides or []))
         plain = OmegaConf.to_container(config, resolve=True)
-    except (OmegaConfBaseException, yaml.YAMLError) as error:
-        raise ValueError(f"recipe {path}: {_first_line(error)}") from error
+    except (OmegaConfBaseException, yaml.YAMLError, TypeError) as error:
+        given = f" (with {', '.join(overrides)})" if overrides else ""
+        raise ValueError(f"recipe {path}{given}: {_first_line(error)}") from error
     assert isinstance(plain, dict)
     return cast(dict[str, Any], plain)
 
@@ -51,7 +53,7 @@ def build(plain: dict[str, Any]) -> Recipe:
         recipe = _ADAPTER.validate_python(plain)
     except ValidationError as error:
         faults = [_explain(item, plain) for item in error.errors()]
-        raise ValueError(_listing(faults)) from None
+        raise ValueError(_listing(faults + _more_faults(plain, error))) from None
     faults = cross_faults(recipe)
     if faults:
         raise ValueError(_listing(faults))
@@ -95,7 +97,10 @@ def _read(file: Path, chain: tuple[Path, ...] = ()) -> dict[str, Any]:
         if not found:
             raise ValueError(f"{file}: include {name!r} not found beside it or in the shipped recipes")
         parts.append(_read(found[0], (*chain, file.resolve())))
-    return cast(dict[str, Any], OmegaConf.to_container(OmegaConf.merge(*parts, own), resolve=False))
+    try:
+        return cast(dict[str, Any], OmegaConf.to_container(OmegaConf.merge(*parts, own), resolve=False))
+    except (OmegaConfBaseException, TypeError) as error:  # e.g. a list here and a mapping in a part
+        raise ValueError(f"{file}: does not fit the parts that it includes: {_first_line(error)}") from error
 
 
 def _explain(item: Any, plain: dict[str, Any]) -> str:
@@ -107,6 +112,21 @@ def _explain(item: Any, plain: dict[str, Any]) -> str:
     if item["type"] in ("missing", "missing_argument"):
         return f"{key}: missing; a recipe must set it"
     return f"{key}: {_short(item['input'])} is not allowed: {item['msg'][0].lower()}{item['msg'][1:]}"
+
+
+def _more_faults(plain: dict[str, Any], error: ValidationError) -> list[str]:
+    """What the rest breaks once the faulty keys are left to their defaults; nothing where that leaves no recipe."""
+    rest = copy.deepcopy(plain)
+    for item in error.errors():
+        node: Any = rest
+        for part in item["loc"][:-1]:
+            node = node[part] if isinstance(node, dict) and part in node else None
+        if isinstance(node, dict):
+            cast(dict[Any, Any], node).pop(item["loc"][-1], None)
+    try:
+        return cross_faults(_ADAPTER.validate_python(rest))
+    except ValidationError:
+        return []
 
 
 def _siblings(loc: tuple[Any, ...]) -> list[str]:

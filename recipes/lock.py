@@ -1,10 +1,12 @@
 """One run at a time in a run directory: a lock file that names its holder, taken over only from the dead."""
 
+import contextlib
+import fcntl
 import json
 import os
 import socket
 import time
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -12,16 +14,22 @@ import psutil
 
 
 @contextmanager
-def locked(run: Path) -> Iterator[None]:
+def locked(run: Path) -> Generator[None, None, None]:
     """Hold `run/lock` for the duration. Raises ValueError while a living process, or another machine, holds it."""
     run.mkdir(parents=True, exist_ok=True)
     lock = run / "lock"
     mine = run / f"lock.{os.getpid()}"
     me = psutil.Process()
     mine.write_text(json.dumps({"pid": me.pid, "started": me.create_time(), "host": socket.gethostname()}))
+    guard = os.open(run, os.O_RDONLY)
     try:
+        with contextlib.suppress(OSError):  # some network file systems have no flock
+            fcntl.flock(
+                guard, fcntl.LOCK_EX
+            )  # of two that find a dead holder, one takes its place and the other sees it
         _take(mine, lock)
     finally:
+        os.close(guard)
         mine.unlink()
     try:
         yield
@@ -37,7 +45,9 @@ def _take(mine: Path, lock: Path) -> None:
         except FileExistsError:
             holder = _holder(lock)
             if holder:
-                raise ValueError(f"{lock.parent}: a run is already under way ({holder}); wait for it or stop it") from None
+                raise ValueError(
+                    f"{lock.parent}: a run is already under way ({holder}); wait for it or stop it"
+                ) from None
             lock.rename(lock.with_name(f"lock.dead.{os.getpid()}.{time.time_ns()}"))
             for dead in lock.parent.glob("lock.dead.*"):
                 dead.unlink(missing_ok=True)

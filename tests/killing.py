@@ -1,6 +1,6 @@
-"""Run draftsmith and die at the n-th durable write, by SIGKILL: torn (half the file is there), before or after the rename.
+"""Run draftsmith and die at its n-th durable write, by SIGKILL: torn (part is there), before or after the rename.
 
-    python -m tests.killing MOMENT N VERB RECIPE [key=value ...]
+python -m tests.killing MOMENT N VERB RECIPE [key=value ...]
 """
 
 import os

@@ -1,6 +1,7 @@
 """A loopback server that answers /v1/chat/completions with token ids, remembers what it was asked, and fails on demand.
 
-It stands in for an engine where a test is about our side: ledger, retries, kills. Engines themselves are tested for real.
+It stands in for an engine where a test is about our side: ledger, retries, kills. Engines are tested
+for real elsewhere.
 """
 
 import hashlib

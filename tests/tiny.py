@@ -8,7 +8,8 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 TEXT = [
-    "Write a poem about the sea and the wind.", "Explain how a bicycle works to a child.", "def add(a, b): return a + b",
+    "Write a poem about the sea and the wind.",
+    "Explain how a bicycle works to a child.", "def add(a, b): return a + b",
     "What is the capital of France? Paris is the capital of France.", "Tell me three facts about owls and foxes.",
 ]  # fmt: skip
 TEMPLATE = (

@@ -4,8 +4,9 @@ Shapes: S positions of a packed sequence, M positions that draft (kept), H hidde
 vocabulary, N query heads, G key/value heads, E head size.
 
 At position t the head reads the target's aux states h_t and the embedding of x_{t+1}, and its TTT step 0 predicts
-x_{t+2}, the token after. TTT step k at t reads its own output of step k-1 and x_{t+1+k}, predicts x_{t+2+k}, and attends
-to what a served draft would: the step-0 keys of positions <= t (made from target states) and its own keys of steps 1..k.
+x_{t+2}, the token after. TTT step k at t reads its own output of step k-1 and x_{t+1+k}, predicts x_{t+2+k}, and
+attends to what a served draft would: the step-0 keys of positions <= t (made from target states) and its own keys of
+steps 1..k.
 """
 
 from collections.abc import Sequence
@@ -206,7 +207,9 @@ def _layer_step(
     return layer.outputs(attend(q, cache, at, docs, layer.self_attn.config.window), residual)
 
 
-def attend(q_NME: torch.Tensor, cache: Sequence[Pair], at_M: torch.Tensor, docs: Sequence[Span], window: int) -> torch.Tensor:
+def attend(
+    q_NME: torch.Tensor, cache: Sequence[Pair], at_M: torch.Tensor, docs: Sequence[Span], window: int
+) -> torch.Tensor:
     """[M, N*E]: queries at positions `at_M` over step-0 keys <= t in their document and their own keys of later steps.
 
     cache[0] holds [G, S, E] keys and values of all positions; cache[k], k >= 1, holds [G, M, E], of which query m sees
@@ -217,7 +220,9 @@ def attend(q_NME: torch.Tensor, cache: Sequence[Pair], at_M: torch.Tensor, docs:
     q = q_NME.view(groups, heads // groups, count, size) * size**-0.5
     own = [(q * k[:, None]).sum(-1, keepdim=True) for k, _ in cache[1:]]
     pieces: list[torch.Tensor] = []
-    bounds = torch.searchsorted(at_M.contiguous(), torch.tensor([a for a, _ in docs] + [docs[-1][1]], device=at_M.device))
+    bounds = torch.searchsorted(
+        at_M.contiguous(), torch.tensor([a for a, _ in docs] + [docs[-1][1]], device=at_M.device)
+    )
     edges: list[int] = bounds.tolist()
     for (start, end), low, high in zip(docs, edges[:-1], edges[1:], strict=True):
         if low == high:

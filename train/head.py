@@ -3,7 +3,7 @@
 import json
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from safetensors.torch import load_file, save
@@ -51,8 +51,9 @@ def save_head(folder: Path, head: Eagle3, d2t_D: torch.Tensor, t2d_V: torch.Tens
 
 def read_config(folder: Path) -> HeadConfig:
     """The settings of a saved head."""
-    raw = json.loads((folder / "head.json").read_text(encoding="utf-8"))["head"]
-    return HeadConfig(**{**raw, "aux_layers": tuple(raw["aux_layers"])})
+    raw = cast(dict[str, Any], json.loads((folder / "head.json").read_text(encoding="utf-8"))["head"])
+    raw["aux_layers"] = tuple(raw["aux_layers"])
+    return HeadConfig(**raw)
 
 
 def open_head(folder: Path) -> tuple[Eagle3, torch.Tensor, torch.Tensor]:

@@ -7,7 +7,7 @@ import contextlib
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from accelerate import Accelerator
@@ -87,8 +87,8 @@ def make(recipe: Recipe, run: Path, out: Path) -> dict[str, Any]:
 def step_losses(model: Any, pack: Pack, frozen: Frozen, settings: Train) -> dict[str, torch.Tensor]:
     """loss (weighted sum over TTT steps), count (supervised tokens), hits and judged [K], of one pack.
 
-    TTT step k at t learns the teacher's p(. | x_<=t+1+k), weighed by decay^k; a position whose token x_{t+2+k} is outside
-    the draft vocabulary teaches nothing, yet counts as a miss.
+    TTT step k at t learns the teacher's p(. | x_<=t+1+k), weighed by decay^k; a position whose token x_{t+2+k} is
+    outside the draft vocabulary teaches nothing, yet counts as a miss.
     """
     logits = model(pack.aux_SAH, embeddings(pack, frozen.embed_VH, settings.ttt_steps), pack.kept_M, pack.docs)
     with torch.no_grad():
@@ -127,11 +127,13 @@ def simulate(head: Eagle3, features: Path, frozen: Frozen, steps: int) -> dict[s
     return {domain: summary(found, steps) for domain, found in sorted(windows.items())}
 
 
-def _optimise(accelerator: Accelerator, model: Any, optimizers: list[torch.optim.Optimizer], packs: list[Pack], frozen: Frozen,
-              settings: Train) -> dict[str, Any]:  # fmt: skip
+def _optimise(
+    accelerator: Accelerator, model: Any, optimizers: list[torch.optim.Optimizer], packs: list[Pack], frozen: Frozen,
+    settings: Train,
+) -> dict[str, Any]:  # fmt: skip
     """One optimiser step. The loss is divided by the supervised tokens of all packs and processes together."""
     local = sum((p.valid(0) & frozen.t2d_V[p.input_ids_S[p.following(2)]]).sum() for p in packs)
-    count = accelerator.reduce(torch.as_tensor(local, device=accelerator.device).float(), "sum")
+    count = _sum(accelerator, torch.as_tensor(local, device=accelerator.device).float())
     totals = {"loss": 0.0, "tokens": 0}
     hits = judged = torch.zeros(settings.ttt_steps, device=accelerator.device)
     for number, pack in enumerate(packs):
@@ -143,10 +145,12 @@ def _optimise(accelerator: Accelerator, model: Any, optimizers: list[torch.optim
         totals["loss"] += float(parts["loss"].detach())
         totals["tokens"] += len(pack.input_ids_S)
         hits, judged = hits + parts["hits"], judged + parts["judged"]
-    norm = accelerator.clip_grad_norm_(model.parameters(), settings.clip)
-    loss = accelerator.reduce(torch.tensor(totals["loss"], device=accelerator.device), "sum") / count.clamp_min(1)
-    if not (torch.isfinite(loss) and torch.isfinite(torch.as_tensor(norm))):
-        raise ValueError(f"training diverged: loss {float(loss)}, gradient norm {float(norm)}; lower train.lr and run again")
+    norm = torch.as_tensor(accelerator.clip_grad_norm_(model.parameters(), settings.clip))
+    loss = _sum(accelerator, torch.tensor(totals["loss"], device=accelerator.device)) / count.clamp_min(1)
+    if not (torch.isfinite(loss) and torch.isfinite(norm)):
+        raise ValueError(
+            f"training diverged: loss {float(loss)}, gradient norm {float(norm)}; lower train.lr and run again"
+        )
     for optimizer in optimizers:
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
@@ -178,8 +182,8 @@ def _new_head(recipe: Recipe, run: Path, frozen: Frozen) -> Eagle3:
             raise ValueError(f"train.warm_start: {recipe.train.warm_start} has other settings than the recipe's head")
         if not torch.equal(d2t_D, frozen.d2t_D.cpu()):
             raise ValueError(
-                f"train.warm_start: {recipe.train.warm_start} has another draft vocabulary than this run's; its lm_head rows "
-                "would mean other tokens. Use the run whose vocabulary it was trained with"
+                f"train.warm_start: {recipe.train.warm_start} has another draft vocabulary than this run's; its "
+                "lm_head rows would mean other tokens. Use the run whose vocabulary it was trained with"
             )
     else:
         head = Eagle3(config)
@@ -199,6 +203,11 @@ def _schedule(recipe: Recipe, run: Path, rows: Rows, processes: int) -> Steps:
         [e.length for _, e in rows], supervised, repeats, tokens=t.tokens, epochs=t.epochs, seed=t.seed,
         pack_tokens=t.pack_tokens, packs_a_step=t.accumulate * processes,
     )  # fmt: skip
+
+
+def _sum(accelerator: Accelerator, value: torch.Tensor) -> torch.Tensor:
+    """Over all processes."""
+    return cast(torch.Tensor, accelerator.reduce(value, "sum"))
 
 
 def _size(head: Eagle3) -> int:

@@ -15,7 +15,7 @@ def make_optimizers(head: nn.Module, settings: Train) -> list[torch.optim.Optimi
     """
     trained = [(name, p) for name, p in head.named_parameters() if p.requires_grad]
     matrices = [p for name, p in trained if settings.optimizer == "muon" and p.dim() == 2 and name != "lm_head.weight"]
-    others = [p for name, p in trained if all(p is not m for m in matrices)]
+    others = [p for _, p in trained if all(p is not m for m in matrices)]
     made: list[torch.optim.Optimizer] = [
         torch.optim.AdamW(
             others, lr=settings.lr, betas=(settings.beta1, settings.beta2), weight_decay=settings.weight_decay
@@ -48,7 +48,7 @@ def set_rate(optimizers: list[torch.optim.Optimizer], factor: float) -> None:
 
 def state_tensors(head: nn.Module, optimizers: list[torch.optim.Optimizer]) -> dict[str, torch.Tensor]:
     """Every tensor of the optimisers' state, as `state|<key>|<parameter name>`."""
-    names = {p: name for name, p in head.named_parameters()}
+    names: dict[torch.Tensor, str] = {p: name for name, p in head.named_parameters()}
     return {
         f"state|{key}|{names[p]}": torch.as_tensor(value)
         for optimizer in optimizers
@@ -59,7 +59,9 @@ def state_tensors(head: nn.Module, optimizers: list[torch.optim.Optimizer]) -> d
 
 def restore_state(head: nn.Module, optimizers: list[torch.optim.Optimizer], tensors: dict[str, torch.Tensor]) -> None:
     """Put `state_tensors` back."""
-    owner = {p: optimizer for optimizer in optimizers for group in optimizer.param_groups for p in group["params"]}
+    owner: dict[torch.Tensor, torch.optim.Optimizer] = {
+        p: optimizer for optimizer in optimizers for group in optimizer.param_groups for p in group["params"]
+    }
     parameters = dict(head.named_parameters())
     for label, value in tensors.items():
         _, key, name = label.split("|")

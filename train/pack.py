@@ -5,6 +5,7 @@ Shapes: S positions of a pack, M positions that draft, K TTT steps, H hidden siz
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 
 import torch
@@ -67,7 +68,7 @@ def pack(rows: Sequence[Features]) -> Pack:
         aux_SAH=torch.cat([r.aux_SAH for r in rows]),
         final_SH=torch.cat([r.final_SH for r in rows]),
         input_ids_S=torch.cat([r.input_ids_S for r in rows]),
-        docs=tuple(zip(starts[:-1], starts[1:], strict=True)),
+        docs=tuple(pairwise(starts)),
         kept_M=kept_M,
         run_M=next_run_S[kept_M],
     )
@@ -87,7 +88,9 @@ def load_pack(folder: Path, rows: list[tuple[Shard, Entry]], numbers: Sequence[i
     return pack([read_row(folder, *rows[n]) for n in numbers])
 
 
-def epoch_packs(lengths: Sequence[int], repeats: Sequence[float], epoch: int, seed: int, pack_tokens: int) -> list[list[int]]:
+def epoch_packs(
+    lengths: Sequence[int], repeats: Sequence[float], epoch: int, seed: int, pack_tokens: int
+) -> list[list[int]]:
     """Row numbers of each pack of one epoch, shuffled by (seed, epoch) alone.
 
     repeats[i] is how often row i appears; a fraction appears with that probability.
@@ -109,8 +112,8 @@ def epoch_packs(lengths: Sequence[int], repeats: Sequence[float], epoch: int, se
 
 
 def schedule(
-    lengths: Sequence[int], supervised: Sequence[int], repeats: Sequence[float], *, tokens: int, epochs: float, seed: int,
-    pack_tokens: int, packs_a_step: int,
+    lengths: Sequence[int], supervised: Sequence[int], repeats: Sequence[float], *, tokens: int, epochs: float,
+    seed: int, pack_tokens: int, packs_a_step: int,
 ) -> Steps:  # fmt: skip
     """Every optimiser step of the run: until `tokens` supervised tokens were seen, or for `epochs` passes."""
     steps: Steps = []

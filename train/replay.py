@@ -1,8 +1,8 @@
 """Windows walked as vLLM walks them: the simulated acceptance length.
 
-From anchor t the head drafts K tokens, x_{t+2} on; the longest matching prefix a is accepted, the target adds one token,
-and the next anchor is t + a + 1. Length = tokens / windows = 1 + accepted / windows. The sum of per-step accuracies,
-which peers log, overstates it: easy stretches are consumed in fewer windows.
+From anchor t the head drafts K tokens, x_{t+2} on; the longest matching prefix a is accepted, the target adds one
+token, and the next anchor is t + a + 1. Length = tokens / windows = 1 + accepted / windows. The sum of per-step
+accuracies, which peers log, overstates it: easy stretches are consumed in fewer windows.
 
 Shapes: K TTT steps, M positions that draft, D draft vocabulary, V target vocabulary, H hidden size.
 """

@@ -159,6 +159,9 @@ def test_same_size_damage_shows_only_deep(tmp_path: Path) -> None:
 def test_a_damaged_input_is_refused(tmp_path: Path) -> None:
     build(first(), recipe(), tmp_path)
     (tmp_path / "first" / "a.txt").write_text("eno")
+    assert state(first(), recipe(), tmp_path).status == "done"  # same size: only the hash tells
+    assert state(first(), recipe(), tmp_path, deep=True).why == "damaged: a.txt"
+    (tmp_path / "first" / "a.txt").write_text("longer")
     with pytest.raises(ValueError, match=r"first: a\.txt differ from the manifest; run that stage again"):
         build(second(), recipe(), tmp_path)
     assert not (tmp_path / "second.partial").exists()

@@ -66,7 +66,7 @@ def test_every_stage_has_every_figure() -> None:
 
 
 def test_demo_agrees_with_the_prototype() -> None:
-    figures = estimate(load("smollm2-chat"), MACHINE)
+    figures = estimate(load("smollm2-chat", ["train.optimizer=adamw"]), MACHINE)
     rows = figures.stages["features"]["tokens"]
     assert rows == pytest.approx(948 * (167.05 + 95.6), rel=0.05)  # 900 + 3 x 16 conversations, measured lengths
     assert figures.stages["head"]["disk_bytes"] == pytest.approx(39_355_800, rel=0.001)
@@ -84,6 +84,8 @@ def test_time_follows_what_it_depends_on() -> None:
     assert seconds("head", train__ttt_steps=7) > seconds("head", train__ttt_steps=3)
     assert seconds("head", train={"tokens": 10**6}) > seconds("head", train={"tokens": 10**5})
     assert seconds("head", train__simulate_steps=1) > seconds("head")
+    assert seconds("head", train__optimizer="adamw") < seconds("head")
+    assert seconds("head", train__accumulate=8) < seconds("head")
     assert seconds("record", gate__ngram=False) < seconds("record")
     assert seconds("record", gate__temperatures=[0.0, 0.7]) > seconds("record")
     assert seconds("features", cpu_rates(1e11, cores=2)) > seconds("features")

@@ -13,12 +13,21 @@ from data.tokens import Row, write_rows
 from recipes.check import aux_layers
 from recipes.estimate import estimate, feature_bytes_per_token
 from recipes.estimate_rates import cpu_rates
-from recipes.estimate_sizes import answer_length, head_parameters, split_counts, supervised_tokens, training_flops
+from recipes.estimate_sizes import (
+    answer_length,
+    head_parameters,
+    optimizer_flops,
+    split_counts,
+    supervised_tokens,
+    training_flops,
+)
 from recipes.load import build, load
 from recipes.schema import Recipe
 from tests.recipes.small import small
 from train.eagle3 import Eagle3
 from train.head import head_config, save_head
+from train.optim import make_optimizers
+from train.state import save_state
 
 MACHINE = cpu_rates(4.7e11, cores=2)
 
@@ -110,6 +119,35 @@ def test_training_flops_are_those_that_torch_counts() -> None:
     everywhere, supervised = training_flops(one)
     ours = s * everywhere + len(kept) * (supervised - 2 * 128 * h)
     assert ours == pytest.approx(counted.get_total_flops(), rel=0.05)
+
+
+def test_muon_does_the_flops_that_torch_counts_and_keeps_the_state_that_is_saved(tmp_path: Path) -> None:
+    one = recipe(head__train_lm_head=True)
+    head = Eagle3(head_config(one))
+    optimizers = make_optimizers(head, one.train)
+    for parameter in head.parameters():
+        parameter.grad = torch.ones_like(parameter)
+    with FlopCounterMode(display=False) as counted:
+        for optimizer in optimizers:
+            optimizer.step()
+    assert optimizer_flops(one) == counted.get_total_flops()
+    assert optimizer_flops(recipe(train__optimizer="adamw")) == 0
+    save_state(tmp_path, head, optimizers, 1, 1)
+    written = (tmp_path / "checkpoint-0000001.safetensors").stat().st_size
+    assert estimate(one, MACHINE).totals["spare_disk_bytes"] / 2 == pytest.approx(written, rel=0.02)
+
+
+def test_adamw_keeps_two_moments(tmp_path: Path) -> None:
+    one = recipe(train__optimizer="adamw")
+    head = Eagle3(head_config(one))
+    head.lm_head.weight.requires_grad_(False)
+    optimizers = make_optimizers(head, one.train)
+    for parameter in head.parameters():
+        parameter.grad = torch.ones_like(parameter) if parameter.requires_grad else None
+    optimizers[0].step()
+    save_state(tmp_path, head, optimizers, 1, 1)
+    written = (tmp_path / "checkpoint-0000001.safetensors").stat().st_size
+    assert estimate(one, MACHINE).totals["spare_disk_bytes"] / 2 == pytest.approx(written, rel=0.02)
 
 
 def test_rows_take_the_bytes_that_parquet_writes(tmp_path: Path) -> None:

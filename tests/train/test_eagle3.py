@@ -52,7 +52,8 @@ def reference(head: Eagle3) -> Eagle3DraftModel:
     layer = LlamaConfig(**shape) if c.layer_type == "llama" else Qwen3Config(**shape, use_sliding_window=bool(c.window))
     layer._attn_implementation = "eager"
     config = Eagle3SpeculatorConfig(
-        transformer_layer_config=layer, draft_vocab_size=c.draft_vocab_size, norm_before_residual=c.norm_before_residual,
+        transformer_layer_config=layer, draft_vocab_size=c.draft_vocab_size,
+        norm_before_residual=c.norm_before_residual,
         norm_before_fc=c.norm_before_fc, fc_norm=c.fc_norm, norm_output=c.norm_output,
         eagle_aux_hidden_state_layer_ids=list(c.aux_layers),
     )  # fmt: skip
@@ -114,7 +115,9 @@ def test_training_time_test_is_what_serving_does(changes: dict[str, Any]) -> Non
     torch.testing.assert_close(ours, served, atol=2e-5, rtol=2e-5)
 
 
-def served_logits(head: Eagle3, aux: torch.Tensor, ids: torch.Tensor, table: torch.Tensor, anchor: int, steps: int) -> Any:
+def served_logits(
+    head: Eagle3, aux: torch.Tensor, ids: torch.Tensor, table: torch.Tensor, anchor: int, steps: int
+) -> Any:
     """No cache at all: rerun the whole sequence [fused states up to the anchor, own states after], growing by one."""
     hidden = head.fuse(aux[: anchor + 1])
     logits = []

@@ -8,7 +8,8 @@ from train.pack import Pack, answer_runs, epoch_packs, pack, schedule
 def features(mask: list[int], first_id: int = 10) -> Features:
     size = len(mask)
     return Features(
-        aux_SAH=torch.randn(size, 12), final_SH=torch.randn(size, 4), input_ids_S=torch.arange(first_id, first_id + size),
+        aux_SAH=torch.randn(size, 12), final_SH=torch.randn(size, 4),
+        input_ids_S=torch.arange(first_id, first_id + size),
         loss_mask_S=torch.tensor(mask).bool(),
     )  # fmt: skip
 
@@ -21,7 +22,12 @@ def test_a_position_drafts_where_the_next_two_tokens_are_one_answers() -> None:
     # Prompt of 3, answer of 4: anchors 2, 3, 4 (x_{t+2} at 4, 5, 6).
     one = pack([features([0, 0, 0, 1, 1, 1, 1])])
     assert one.kept_M.tolist() == [2, 3, 4]
-    assert [one.valid(k).tolist() for k in range(4)] == [[True] * 3, [True, True, False], [True, False, False], [False] * 3]
+    assert [one.valid(k).tolist() for k in range(4)] == [
+        [True] * 3,
+        [True, True, False],
+        [True, False, False],
+        [False] * 3,
+    ]
     assert one.input_ids_S[one.following(2)].tolist() == [14, 15, 16]
 
 
