@@ -57,10 +57,11 @@ def run_stages(recipe: Recipe, run: Path, until: str = "publication") -> None:
     last = max(i for i, stage in enumerate(STAGES) if until in (stage.name, stage.verb))
     with locked(run):
         _end_orphans(run)
-        while (stage := _next_open(recipe, run, last)) is not None:
+        while (found := _next_open(recipe, run, last)) is not None:
+            stage, why = found
             if stage.name == "publication":
                 _require_pass(run)
-            _make(stage, recipe, run)
+            _make(stage, recipe, run, why)
         if last >= _index("verdict"):
             _require_pass(run)
 
@@ -71,7 +72,7 @@ def run_verb(recipe: Recipe, run: Path, verb: str) -> None:
         _end_orphans(run)
         for stage in (s for s in STAGES if s.verb == verb):
             for name in stage.inputs:
-                found = _state(STAGES[_index(name)], recipe, run, deep=True)
+                found = state(STAGES[_index(name)], recipe, run, deep=True)
                 if found.status != "done":
                     fault = GateRefused if stage.name in GATED else ValueError
                     raise fault(
@@ -79,8 +80,9 @@ def run_verb(recipe: Recipe, run: Path, verb: str) -> None:
                     )
             if stage.name == "publication":
                 _require_pass(run)
-            if _state(stage, recipe, run).status != "done":
-                _make(stage, recipe, run)
+            own = state(stage, recipe, run, deep=True)
+            if own.status != "done":
+                _make(stage, recipe, run, own.why)
             if stage.name == "verdict":
                 _require_pass(run)
 
@@ -90,32 +92,30 @@ def states(recipe: Recipe, run: Path) -> dict[str, State]:
     found: dict[str, State] = {}
     for stage in STAGES:
         waiting = [name for name in stage.inputs if found[name].status != "done"]
-        own = _state(stage, recipe, run)
+        own = state(stage, recipe, run)
         if own.status == "done" and waiting:
             own = State(status="stale", why=f"{waiting[0]} will change")
         found[stage.name] = own
     return found
 
 
-def _next_open(recipe: Recipe, run: Path, last: int) -> Stage | None:
-    """The first stage to make; a damaged input of it comes first (sizes show most damage, hashes the rest)."""
+def _next_open(recipe: Recipe, run: Path, last: int) -> tuple[Stage, str] | None:
+    """The first stage to make, and why; a damaged input of it comes first (sizes show most damage, hashes the rest)."""
     for stage in STAGES[: last + 1]:
-        if _state(stage, recipe, run).status != "done":
+        own = state(stage, recipe, run)
+        if own.status != "done":
             for name in stage.inputs:
-                if _state(STAGES[_index(name)], recipe, run, deep=True).status != "done":
-                    return STAGES[_index(name)]
-            return stage
+                found = state(STAGES[_index(name)], recipe, run, deep=True)
+                if found.status != "done":
+                    return STAGES[_index(name)], found.why
+            return stage, own.why
     return None
 
 
-def _make(stage: Stage, recipe: Recipe, run: Path) -> None:
-    _say(f"{stage.name}: {_state(stage, recipe, run).why}")
+def _make(stage: Stage, recipe: Recipe, run: Path, why: str) -> None:
+    _say(f"{stage.name}: {why}")
     manifest = build(stage, recipe, run)
     _say(f"{stage.name}: done in {manifest['wall_s']:.0f} s  {_brief(manifest['accounting'])}")
-
-
-def _state(stage: Stage, recipe: Recipe, run: Path, *, deep: bool = False) -> State:
-    return state(stage, recipe, run, deep=deep)
 
 
 def _require_pass(run: Path) -> None:

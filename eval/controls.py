@@ -105,8 +105,8 @@ def verdict_of(found: dict[str, Any], recipe: Recipe) -> list[str]:
         why.append(f"windows {found['equal_share']:.1%}")
     if found["length_error"] > recipe.gate.parity_length:
         why.append(f"length off by {found['length_error']:.1%}")
-    if found["not_ties"]:
-        why.append(f"{len(found['not_ties'])} differences beyond one quantum")
+    if len(found["not_ties"]) > recipe.gate.parity_unexplained * found["windows"]:
+        why.append(f"{len(found['not_ties'])} differences beyond rounding")
     return why
 
 

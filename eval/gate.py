@@ -253,13 +253,15 @@ def _parity(record: Record, recipe: Recipe, domains: Mapping[str, Measured]) -> 
     if parity and not gate.parity_windows <= share <= 1:
         why = f"{equal} of {windows} served windows are reproduced, gate.parity_windows is {gate.parity_windows:.1%}"
         refusals.append(_no("parity_windows", why, "", share, threshold=gate.parity_windows))
+    beyond = sum(p.unexplained for p in parity.values())
+    if windows and beyond / windows > gate.parity_unexplained:
+        why = f"{beyond} of {windows} windows differ beyond rounding, allowed {gate.parity_unexplained:.2%}"
+        refusals.append(_no("parity_unexplained", why, "", beyond / windows, threshold=gate.parity_unexplained))
     for name, p in parity.items():
         apart = abs(p.replayed_length / p.served_length - 1) if p.served_length else math.nan
         if not apart <= gate.parity_length:
-            why = (
-                f"replayed length {p.replayed_length:.3f}, served {p.served_length:.3f}, gate.parity_length is "
-                f"{gate.parity_length:.1%}"
-            )
+            why = f"replayed length {p.replayed_length:.3f}, served {p.served_length:.3f}"
+            why += f", gate.parity_length is {gate.parity_length:.1%}"
             refusals.append(_no("parity_length", why, name, apart, threshold=gate.parity_length))
     return refusals
 

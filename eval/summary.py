@@ -176,7 +176,7 @@ def _comparison(name: str, figures: Measured) -> list[str]:
         )
     if figures.parity and figures.parity.unexplained:
         said.append(
-            f"{name}: {figures.parity.unexplained} windows differ from our replay where the target's top two logits "
+            f"{name}: {figures.parity.unexplained} windows differ from our replay where the head's top two logits "
             "lie more than one quantum apart; rounding does not explain them"
         )
     return said

@@ -8,9 +8,10 @@ text differs between engines and batch shapes.
 Shapes: K draft tokens, M positions that draft, D draft vocabulary.
 """
 
+import copy
 import math
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -39,17 +40,20 @@ class Served:
 class Difference:
     """A window in which replay and engine disagree, at the first draft token that differs."""
 
+    anchor: int
     ours: int
     served: int
     gap: float
     """between the two highest of our logits there"""
     quantum: float
     """spacing of bf16 at that logit"""
+    exact_gap: float | None = None
+    """the same gap when our replay is done again in fp32; 0 where that replay gives the engine's count"""
 
     @property
     def tie(self) -> bool:
-        """True where the two tokens are within one bf16 quantum, so either order is right."""
-        return self.gap <= self.quantum
+        """True where the two tokens are within one bf16 quantum, in bf16 or in fp32, so either order is right."""
+        return min(self.gap, self.gap if self.exact_gap is None else self.exact_gap) <= self.quantum
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,15 +76,32 @@ def parity(run: Path, served: Sequence[Served], steps: int) -> dict[str, dict[st
 def agreement(
     head: Eagle3, d2t_D: torch.Tensor, target: Path, served: Sequence[Served], steps: int
 ) -> dict[str, dict[str, Any]]:
-    """Agreement by domain of any head with served requests; the head is replayed in bf16, as the engine runs it."""
-    session = capture_hf.open_target(target, head.config.aux_layers, torch.bfloat16)
-    head = head.to(session.device, torch.bfloat16).eval()
-    frozen = (d2t_D.to(session.device), embedding(target).to(session.device, torch.bfloat16))
+    """Agreement by domain of any head with served requests; the head is replayed in bf16, as the engine runs it.
+
+    Two bf16 engines differ by about one quantum of a logit, now and then by two, so requests with a difference that is
+    no tie are replayed once more in fp32 arithmetic on the same bf16 weights; what that explains is a tie.
+    """
+    asked = [request for request in served if request.accepted]
+    replays = _replays(head, d2t_D, target, asked, steps, torch.bfloat16)
+    doubtful = [n for n, one in enumerate(replays) if not all(d.tie for d in one.differences)]
+    exact = _replays(head, d2t_D, target, [asked[n] for n in doubtful], steps, torch.float32) if doubtful else []
+    for n, one in zip(doubtful, exact, strict=True):
+        gaps = {d.anchor: d.gap for d in one.differences}
+        again = tuple(replace(d, exact_gap=gaps.get(d.anchor, 0.0)) for d in replays[n].differences)
+        replays[n] = replace(replays[n], differences=again)
     found: dict[str, list[Replay]] = {}
-    for request in served:
-        if request.accepted:
-            found.setdefault(request.domain, []).append(replay(head, *frozen, session, request, steps))
+    for request, one in zip(asked, replays, strict=True):
+        found.setdefault(request.domain, []).append(one)
     return {domain: summarise(replays) for domain, replays in sorted(found.items())}
+
+
+def _replays(
+    head: Eagle3, d2t_D: torch.Tensor, target: Path, served: Sequence[Served], steps: int, dtype: torch.dtype
+) -> list[Replay]:
+    session = capture_hf.open_target(target, head.config.aux_layers, dtype)
+    rounded = copy.deepcopy(head).to(session.device, torch.bfloat16).to(dtype).eval()
+    frozen = (d2t_D.to(session.device), embedding(target).to(session.device, dtype))
+    return [replay(rounded, *frozen, session, request, steps) for request in served]
 
 
 @torch.no_grad()
@@ -108,7 +129,8 @@ def replay(
             seen = min(accepted, judged_M[m])
             windows, tokens = windows + 1, tokens + seen + 1
             if ours_M[m] != seen:
-                differences.append(_difference(logits_KMD[min(ours_M[m], seen), m], ours_M[m], seen))
+                at_first = logits_KMD[min(ours_M[m], seen), m]
+                differences.append(_difference(at_first, anchor, ours_M[m], seen))
         anchor += accepted + 1
     return Replay(
         windows=windows, differences=tuple(differences), served_tokens=tokens,
@@ -145,7 +167,7 @@ def _counts(drafts_KM: torch.Tensor, one: Pack) -> tuple[list[int], list[int]]:
     return accepted_M.tolist(), valid_KM.sum(0).tolist()
 
 
-def _difference(logits_D: torch.Tensor, ours: int, served: int) -> Difference:
+def _difference(logits_D: torch.Tensor, anchor: int, ours: int, served: int) -> Difference:
     top = logits_D.float().topk(2).values.tolist()
     quantum = 2.0 ** (math.floor(math.log2(max(abs(top[0]), 1e-30))) - 7)
-    return Difference(ours=ours, served=served, gap=top[0] - top[1], quantum=quantum)
+    return Difference(anchor=anchor, ours=ours, served=served, gap=top[0] - top[1], quantum=quantum)

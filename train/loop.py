@@ -90,7 +90,12 @@ def step_losses(model: Any, pack: Pack, frozen: Frozen, settings: Train) -> dict
     TTT step k at t learns the teacher's p(. | x_<=t+1+k), weighed by decay^k; a position whose token x_{t+2+k} is
     outside the draft vocabulary teaches nothing, yet counts as a miss.
     """
-    logits = model(pack.aux_SAH, embeddings(pack, frozen.embed_VH, settings.ttt_steps), pack.kept_M, pack.docs)
+    logits = model(
+        pack.aux_SAH.to(frozen.embed_VH.dtype),
+        embeddings(pack, frozen.embed_VH, settings.ttt_steps),
+        pack.kept_M,
+        pack.docs,
+    )
     with torch.no_grad():
         offsets = torch.stack([pack.following(1 + k) for k in range(settings.ttt_steps)])
         needed, place = offsets.unique(return_inverse=True)
@@ -114,11 +119,11 @@ def simulate(head: Eagle3, features: Path, frozen: Frozen, steps: int) -> dict[s
     """Simulated acceptance by domain on held-out features, in bf16 as served; targets outside the vocabulary miss."""
     was = {name: p.detach().clone() for name, p in head.named_parameters()}
     windows: dict[str, list[Any]] = {}
-    served = head.to(torch.bfloat16).eval()
+    served, embed_VH = head.to(torch.bfloat16).eval(), frozen.embed_VH.bfloat16()
     for shard, entry in rows_of(features, "held_out"):
         pack = to_device(load_pack(features, [(shard, entry)], [0]), frozen.d2t_D.device)
         if len(pack.kept_M):
-            found = walk(drafts(served, pack, frozen.embed_VH, frozen.d2t_D, steps), pack)
+            found = walk(drafts(served, pack, embed_VH, frozen.d2t_D, steps), pack)
             windows.setdefault(entry.domain, []).extend(found)
     head.float().train()
     with torch.no_grad():

@@ -23,7 +23,13 @@ def make_optimizers(head: nn.Module, settings: Train) -> list[torch.optim.Optimi
     ]
     if matrices:
         made.append(
-            torch.optim.Muon(matrices, lr=settings.muon_lr, weight_decay=settings.weight_decay, adjust_lr_fn="original")
+            torch.optim.Muon(
+                matrices,
+                lr=settings.muon_lr,
+                weight_decay=settings.weight_decay,
+                ns_steps=settings.muon_steps,
+                adjust_lr_fn="original",
+            )
         )
     for optimizer in made:
         for group in optimizer.param_groups:

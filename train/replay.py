@@ -28,7 +28,7 @@ class Window:
 @torch.no_grad()
 def drafts(head: Eagle3, pack: Pack, embed_VH: torch.Tensor, d2t_D: torch.Tensor, steps: int) -> torch.Tensor:
     """[K, M] target ids that the head drafts, greedily, given that its earlier drafts were accepted."""
-    logits = head(pack.aux_SAH, embeddings(pack, embed_VH, steps), pack.kept_M, pack.docs)
+    logits = head(pack.aux_SAH.to(embed_VH.dtype), embeddings(pack, embed_VH, steps), pack.kept_M, pack.docs)
     return torch.stack([(ids := step.argmax(-1)) + d2t_D[ids] for step in logits])
 
 

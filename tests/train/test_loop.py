@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from accelerate.state import AcceleratorState
 
 from data import capture, target, tokens
 from data.answers import Turn
@@ -20,6 +21,12 @@ from train.head import open_head, save_head
 TARGET = Stage(name="target", verb="prepare", make=target.make, inputs=(), keys=("target",))
 TOKENS = Stage(name="tokens", verb="prepare", make=tokens.make, inputs=(), keys=())
 FEATURES = Stage(name="features", verb="capture", make=capture.make, inputs=("target", "tokens"), keys=("capture",))
+
+
+@pytest.fixture(autouse=True)
+def _fresh_accelerator() -> None:
+    """accelerate keeps one state a process; each run of the product has its own process."""
+    AcceleratorState._reset_state(reset_partial_state=True)
 
 
 def recipe_of(folder: Path, **train: Any) -> Recipe:
