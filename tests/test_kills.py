@@ -15,6 +15,7 @@ from tests.openai_server import openai_server
 from tests.tiny import make_target, recipe_data, write_prompts
 
 ROOT = Path(__file__).parent.parent
+pytestmark = pytest.mark.served
 ENV = {**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "", "HF_HUB_OFFLINE": "1"}
 
 
