@@ -13,8 +13,9 @@ import json
 import os
 import sys
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
+from recipes import outside, show
 from recipes.artifact import Make, Stage, State, build, read_manifest, state
 from recipes.faults import EnvironmentFault, GateRefused
 from recipes.load import load, shipped
@@ -30,9 +31,10 @@ def _from(module: str) -> Make:
 # What a measurement depends on: everything but where the head goes and who watches.
 MEASURED = ("target", "domains", "seed", "answers", "capture", "head", "train", "export", "gate", "engine")
 STAGES = (
-    Stage(name="target", verb="prepare", make=_from("data.target"), inputs=(), keys=("target",)),
+    Stage(name="target", verb="prepare", make=_from("data.target"), inputs=(), keys=("target",),
+          outside=outside.target),
     Stage(name="prompts", verb="prepare", make=_from("data.prompts"), inputs=(),
-          keys=("domains", "seed", "answers.max_turns", "answers.mode")),
+          keys=("domains", "seed", "answers.max_turns", "answers.mode"), outside=outside.sources),
     Stage(name="answers", verb="prepare", make=_from("data.answers"), inputs=("target", "prompts"), keys=("answers",)),
     Stage(name="tokens", verb="prepare", make=_from("data.tokens"), inputs=("answers",),
           keys=("domains", "head.draft_vocab_size")),
@@ -115,7 +117,7 @@ def _next_open(recipe: Recipe, run: Path, last: int) -> tuple[Stage, str] | None
 def _make(stage: Stage, recipe: Recipe, run: Path, why: str) -> None:
     _say(f"{stage.name}: {why}")
     manifest = build(stage, recipe, run)
-    _say(f"{stage.name}: done in {manifest['wall_s']:.0f} s  {_brief(manifest['accounting'])}")
+    _say(f"{stage.name}: done in {manifest['wall_s']:.0f} s  {show.brief(manifest['accounting'])}")
 
 
 def _require_pass(run: Path) -> None:
@@ -133,17 +135,6 @@ def _index(name: str) -> int:
     return next(i for i, stage in enumerate(STAGES) if stage.name == name)
 
 
-def _brief(accounting: dict[str, Any]) -> str:
-    """The accounting on one line; nested counts (rows dropped by reason) included, lists by their length."""
-    parts: list[str] = []
-    for key, value in accounting.items():
-        if isinstance(value, dict):
-            parts.append(f"{key} ({_brief(cast(dict[str, Any], value))})")
-        else:
-            parts.append(f"{key} {len(cast(list[Any], value)) if isinstance(value, list) else value}")
-    return ", ".join(parts)
-
-
 def _say(line: str) -> None:
     print(line, file=sys.stderr, flush=True)
 
@@ -155,8 +146,7 @@ def show_status(recipe: Recipe, run: Path, as_json: bool) -> None:
     if as_json:
         print(json.dumps(rows, indent=1))
         return
-    for name, row in rows.items():
-        print(f"{name:12} {row['status']:6} {row['why'] or _brief(cast(dict[str, Any], row.get('accounting', {})))}")
+    print(show.status(rows))
 
 
 def show_plan(recipe: Recipe, run: Path, as_json: bool) -> None:
@@ -176,8 +166,8 @@ def show_plan(recipe: Recipe, run: Path, as_json: bool) -> None:
         raise ValueError(f"{len(faults)} preflight fault{'s' * (len(faults) > 1)}; mend them before `draftsmith run`")
 
 
-def check_folder(folder: str, target: str) -> None:
-    """Print the faults of anybody's Speculators folder. Raises ValueError where there are any."""
+def check_folder(folder: str, target: str, prompts: str) -> None:
+    """Print the faults of anybody's folder, and with prompts its engine agreement. Raises ValueError on faults."""
     validate = importlib.import_module("export.validate").validate
     faults = validate(Path(folder), target=Path(target) if target else None, local_target=True)
     if faults:
@@ -185,6 +175,16 @@ def check_folder(folder: str, target: str) -> None:
             f"{folder} has {len(faults)} faults:\n" + "\n".join(f"  {f.check}: {f.message}" for f in faults)
         )
     print(f"{folder}: sound")
+    if prompts:
+        if not target:
+            raise ValueError(
+                "export --check --prompts: name the target's folder too (--target), the head is served beside it"
+            )
+        found = importlib.import_module("eval.agreement").engine_agreement(Path(folder), Path(target), Path(prompts))
+        print(
+            f"engine agreement: {found['equal']} of {found['windows']} windows, length "
+            f"{found['served_length']:.3f} served, {found['replayed_length']:.3f} replayed, {len(found['not_ties'])} differences beyond rounding"
+        )
 
 
 def _made(folder: Path) -> dict[str, Any]:
@@ -223,13 +223,14 @@ def _parser() -> argparse.ArgumentParser:
         if verb == "export":
             one.add_argument("--check", metavar="FOLDER", help="validate this folder instead")
             one.add_argument("--target", default="", help="the target's folder, to compare FOLDER with")
+            one.add_argument("--prompts", default="", help="JSONL with `prompt`: serve FOLDER too, and replay it")
     return parser
 
 
 def command(args: argparse.Namespace) -> None:
     """Do what the command line says."""
     if args.verb == "export" and args.check:
-        check_folder(args.check, args.target)
+        check_folder(args.check, args.target, args.prompts)
         return
     if not args.recipe:
         raise ValueError("export: name a recipe, or --check FOLDER")

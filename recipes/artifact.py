@@ -47,6 +47,8 @@ class Stage:
     """dotted recipe keys that it reads"""
     version: int = 1
     """of the format; raise it when old outputs no longer serve"""
+    outside: Callable[[Recipe], dict[str, str]] | None = None
+    """fingerprints of files that it reads and no stage made (recipes.outside)"""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,6 +83,7 @@ def plan_of(stage: Stage, recipe: Recipe, run: Path) -> dict[str, Any]:
         "version": stage.version,
         "keys": {key: _lookup(whole, key) for key in stage.keys},
         "inputs": {name: digest(run / name) for name in stage.inputs},
+        "outside": stage.outside(recipe) if stage.outside else {},
     }
 
 
@@ -97,6 +100,10 @@ def state(stage: Stage, recipe: Recipe, run: Path, *, deep: bool = False) -> Sta
         was, now = old["keys"].get(key), _lookup(plain(recipe), key)
         if was != now:
             return State(status="stale", why=f"recipe: {_difference(key, was, now)}")
+    now = stage.outside(recipe) if stage.outside else {}
+    for path in now:  # what cannot be read now does not unmake what was made from it
+        if now[path] and old.get("outside", {}).get(path) != now[path]:
+            return State(status="stale", why=f"{path} changed")
     for name in stage.inputs:
         if read_manifest(run / name) is None or old["inputs"].get(name) != digest(run / name):
             return State(status="stale", why=f"{name} changed")

@@ -1,4 +1,4 @@
-"""The whole chain for real, at a small budget: real target, real traffic, real vLLM; then every way in which it must refuse.
+"""The whole chain for real, at a small budget: real target, traffic and vLLM; then every way in which it must refuse.
 
 One run is made once and copied for each test that spoils it.
 """

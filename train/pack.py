@@ -47,11 +47,9 @@ def rows_of(folder: Path, split: str) -> list[tuple[Shard, Entry]]:
 
 def answer_runs(loss_mask_S: torch.Tensor) -> torch.Tensor:
     """[S]: how many answer tokens stand in a row from each position on."""
-    runs, count = torch.zeros(len(loss_mask_S), dtype=torch.long), 0
-    for position in range(len(loss_mask_S) - 1, -1, -1):
-        count = count + 1 if loss_mask_S[position] else 0
-        runs[position] = count
-    return runs
+    place = torch.arange(len(loss_mask_S))
+    stop = torch.where(loss_mask_S, len(loss_mask_S), place)
+    return stop.flip(0).cummin(0).values.flip(0) - place
 
 
 def pack(rows: Sequence[Features]) -> Pack:
