@@ -72,6 +72,8 @@ def run_verb(recipe: Recipe, run: Path, verb: str) -> None:
     """Make one verb's stages. Raises ValueError (GateRefused for gate and publish) where what they need is not done."""
     with locked(run):
         _end_orphans(run)
+        if verb == "gate":
+            importlib.import_module("eval.gate").require_record(run)  # it knows why a measurement stopped
         for stage in (s for s in STAGES if s.verb == verb):
             for name in stage.inputs:
                 found = state(STAGES[_index(name)], recipe, run, deep=True)
@@ -182,8 +184,9 @@ def check_folder(folder: str, target: str, prompts: str) -> None:
             )
         found = importlib.import_module("eval.agreement").engine_agreement(Path(folder), Path(target), Path(prompts))
         print(
-            f"engine agreement: {found['equal']} of {found['windows']} windows, length "
-            f"{found['served_length']:.3f} served, {found['replayed_length']:.3f} replayed, {len(found['not_ties'])} differences beyond rounding"
+            f"engine agreement: {found['equal']} of {found['windows']} windows, "
+            f"length {found['served_length']:.3f} served, {found['replayed_length']:.3f} replayed, "
+            f"{len(found['not_ties'])} differences beyond rounding"
         )
 
 

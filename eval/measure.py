@@ -134,7 +134,7 @@ def jobs(recipe: Recipe, prompts: Sequence[Prompt]) -> list[Job]:
     """All that is asked, in order: acceptance by temperature, domain and arm, then the rounds of the speed arms."""
     gate = recipe.gate
     drafting: list[Arm] = ["head", "ngram"] if gate.ngram else ["head"]
-    arms: list[Arm] = ["none", *drafting]
+    arms: list[Arm] = ["none", *(drafting if gate.speed_ngram else drafting[:1])]
     held_out: dict[str, list[Prompt]] = {name: [] for name, domain in recipe.domains.items() if domain.held_out}
     for prompt in prompts:
         if prompt.split == "held_out" and prompt.domain in held_out:

@@ -156,6 +156,8 @@ class Gate:
     speed_rounds: Annotated[int, Field(strict=True, ge=3)] = 3
     ngram: Flag = True
     """measure n-gram speculation beside the head"""
+    speed_ngram: Flag = True
+    """time it too"""
     confidence: Annotated[float, Field(strict=True, gt=0.5, lt=1)] = 0.95
     min_requests: Positive = 30
     """fewer measured requests in a domain fail the gate"""
