@@ -20,7 +20,7 @@ from data.engine import Server, check_alive, reachable, serving
 from data.prewritten import prewritten_turns
 from data.prompts import Prompt, read_prompts
 from data.target import served_path
-from recipes.artifact import digest, hash_json
+from recipes.artifact import hash_json
 from recipes.faults import EnvironmentFault
 from recipes.schema import Answers, Recipe
 
@@ -43,7 +43,7 @@ class Turn:
 def make(recipe: Recipe, run: Path, out: Path) -> dict[str, Any]:
     """Answer the prompts into out/ledger.jsonl. Raises EnvironmentFault where the engine fails for good."""
     prompts = wanted(read_prompts(run / "prompts"), recipe.answers.held_out)
-    ledger = Ledger(out / "ledger.jsonl", _salt(recipe.answers, digest(run / "target")))
+    ledger = Ledger(out / "ledger.jsonl", _salt(recipe.answers, identity(read_target(run))))
     ledger.adopt(run / "answers" / "ledger.jsonl", prompts)
     if recipe.answers.mode == "prewritten":
         for prompt, turns in prewritten_turns(served_path(run), prompts, recipe.answers):
@@ -243,6 +243,11 @@ async def _post(answers: Answers, server: Server, session: aiohttp.ClientSession
         check_alive(server)
         await asyncio.sleep(min(30.0, 0.5 * 2**attempt))
     raise EnvironmentFault(f"the engine at {server.url} failed {answers.retries + 1} times: {said}")
+
+
+def identity(target: dict[str, Any]) -> str:
+    """What decides the target's answers: weights, config, tokenizer, template; not where they lie."""
+    return hash_json({k: target[k] for k in ("weights", "config_sha256", "tokenizer_sha256", "template_sha256")})
 
 
 def _salt(answers: Answers, target: str) -> str:
