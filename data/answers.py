@@ -19,7 +19,7 @@ from tqdm import tqdm
 from data.engine import Server, check_alive, reachable, serving
 from data.prewritten import prewritten_turns
 from data.prompts import Prompt, read_prompts
-from data.target import served_path
+from data.target import read_target, served_path
 from recipes.artifact import hash_json
 from recipes.faults import EnvironmentFault
 from recipes.schema import Answers, Recipe
