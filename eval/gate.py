@@ -231,13 +231,16 @@ def _reached(name: str, recipe: Recipe, figures: Measured, requests: Sequence[Re
 def _fast(recipe: Recipe, timed: Speed | None) -> list[Refusal]:
     gate, refusals = recipe.gate, list[Refusal]()
     for name, rule in gate.rules.items():
-        if not rule.min_speedup:
+        if not (rule.min_speedup or rule.min_median_speedup):
             continue
         mine = timed if timed and speed_domain(gate) == name else None
         refusals += _below("min_speedup", name, "speed-up at concurrency 1", mine and mine.speedup, rule.min_speedup)
+        median = mine.speedup.value if mine and mine.speedup else math.nan
+        if rule.min_median_speedup and not median >= rule.min_median_speedup:
+            why = f"median speed-up of the rounds {median:.3f}, it must reach {rule.min_median_speedup:g}"
+            refusals.append(_no("min_median_speedup", why, name, median, threshold=rule.min_median_speedup))
         if mine and mine.speedup and (mine.speedup.n < gate.speed_prompts or len(mine.rounds) < gate.speed_rounds):
-            wanted = f"the recipe wants {gate.speed_prompts} in {gate.speed_rounds}"
-            why = f"timed {mine.speedup.n} prompts in {len(mine.rounds)} rounds, {wanted}"
+            why = f"timed {mine.speedup.n} prompts in {len(mine.rounds)} rounds, fewer than the recipe wants"
             refusals.append(_no("min_speedup", why, name))
     return refusals
 

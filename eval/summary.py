@@ -26,7 +26,9 @@ NOISE = 0.15
 
 def speed_domain(gate: Gate) -> str:
     """Whose prompts the speed arms answer: the recipe's, else the first with a speed rule; empty = none is timed."""
-    return gate.speed_domain or next((name for name, rule in gate.rules.items() if rule.min_speedup), "")
+    return gate.speed_domain or next(
+        (name for name, rule in gate.rules.items() if rule.min_speedup or rule.min_median_speedup), ""
+    )
 
 
 def bootstrap_of(gate: Gate) -> Bootstrap:
