@@ -8,19 +8,8 @@ from typing import Any, cast
 from eval.conditions import speculative_settings
 from eval.report import write_report
 from eval.summary import findings, measured, rows_of, sound, speed, speed_domain, unrepeated
-from export.record import (
-    CHECKPOINT,
-    INPUTS,
-    Figure,
-    Measured,
-    Record,
-    Refusal,
-    Speed,
-    Verdict,
-    read_record,
-    recipe_hash,
-    write_verdict,
-)
+from export.record import CHECKPOINT, INPUTS, Figure, Measured, Record, Refusal, Speed, Verdict
+from export.record import read_record, recipe_hash, write_verdict  # isort: skip
 from export.requests import Request, read_requests
 from recipes.artifact import damaged, digest, read_manifest
 from recipes.faults import GateRefused
@@ -240,7 +229,8 @@ def _fast(recipe: Recipe, timed: Speed | None) -> list[Refusal]:
             why = f"median speed-up of the rounds {median:.3f}, it must reach {rule.min_median_speedup:g}"
             refusals.append(_no("min_median_speedup", why, name, median, threshold=rule.min_median_speedup))
         if mine and mine.speedup and (mine.speedup.n < gate.speed_prompts or len(mine.rounds) < gate.speed_rounds):
-            why = f"timed {mine.speedup.n} prompts in {len(mine.rounds)} rounds, fewer than the recipe wants"
+            wants = f"the recipe wants {gate.speed_prompts} in {gate.speed_rounds}"
+            why = f"timed {mine.speedup.n} prompts in {len(mine.rounds)} rounds, {wants}"
             refusals.append(_no("min_speedup", why, name))
     return refusals
 
@@ -263,8 +253,7 @@ def _parity(record: Record, recipe: Recipe, domains: Mapping[str, Measured]) -> 
     for name, p in parity.items():
         apart = abs(p.replayed_length / p.served_length - 1) if p.served_length else math.nan
         if not apart <= gate.parity_length:
-            why = f"replayed length {p.replayed_length:.3f}, served {p.served_length:.3f}"
-            why += f", gate.parity_length is {gate.parity_length:.1%}"
+            why = f"replayed length {p.replayed_length:.3f}, served {p.served_length:.3f}, more than gate.parity_length"
             refusals.append(_no("parity_length", why, name, apart, threshold=gate.parity_length))
     return refusals
 

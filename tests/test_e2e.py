@@ -37,7 +37,8 @@ SMALL = [
     "domains.humaneval.held_out=8", "answers.held_out=4", "answers.max_tokens=128", "train.tokens=90000",
     "gate.prompts=24", "gate.min_requests=6", "gate.max_tokens=128", "gate.speed_prompts=3",
     "gate.speed_max_tokens=32", "gate.speed_domain=sharegpt", "gate.rules.sharegpt.min_acceptance=1.1",
-    "gate.rules.sharegpt.min_acceptance_unrepeated=0.0", "gate.rules.sharegpt.min_speedup=0.0", "gate.rules.sharegpt.min_median_speedup=0.0",
+    "gate.rules.sharegpt.min_acceptance_unrepeated=0.0", "gate.rules.sharegpt.min_speedup=0.0",
+    "gate.rules.sharegpt.min_median_speedup=0.0",
 ]  # fmt: skip
 # Enough for a verdict, without what a spoilt head need not be asked.
 QUICK = [*SMALL, "gate.prompts=8", "gate.ngram=false", "gate.speed_domain=''"]
