@@ -29,7 +29,7 @@ from recipes.schema import Recipe
 
 __all__ = ["Figures", "estimate", "feature_bytes_per_token", "preflight", "table"]
 
-EXPECTED_LENGTH = 1.6
+EXPECTED_LENGTH = 1.7
 """tokens a target step before anything is known, for the time that measuring takes (a prototype reached 1.6 to 1.8)"""
 PROMPT_TOKENS = 100.0
 """of a measured prompt"""
@@ -47,7 +47,7 @@ def estimate(recipe: Recipe, rates: Rates | None = None) -> Figures:
         "head": _head(recipe, rates),
         "checkpoint": _checkpoint(recipe, rates),
         "record": _record(recipe, rates),
-        "verdict": _stage(disk=1.5e6, memory=CPU["process_bytes"] / 2, seconds=DISK["report_s"]),
+        "verdict": _stage(disk=7e4, memory=CPU["process_bytes"] / 2, seconds=DISK["report_s"]),
     }
     stages["publication"] = _publication(recipe, stages)
     totals = {
@@ -149,7 +149,8 @@ def _answers(recipe: Recipe, rates: Rates) -> dict[str, float]:
     if answers.mode == "prewritten":
         return _stage(tokens=answer, disk=disk, memory=CPU["process_bytes"], seconds=5 + 2e-3 * conversations)
     in_flight = max(1.0, min(answers.concurrency, rates.in_flight, conversations))
-    steps = answer / in_flight
+    # The last answers finish with ever fewer beside them: as long as half an answer at full width.
+    steps = answer / in_flight + answers.max_tokens / 2
     seconds = steps * decoding_seconds(recipe, rates, in_flight=in_flight)
     seconds += prompt * 2e9 * recipe.target.facts.active_params_b / rates.capture_flops
     if answers.url:  # somebody else's server, taken to be as fast as ours would be
@@ -238,15 +239,18 @@ def _record(recipe: Recipe, rates: Rates) -> dict[str, float]:
     for drafted in (k, 3) if gate.ngram else (k,):
         step = decoding_seconds(recipe, rates, in_flight=together, drafted=drafted)
         alone = decoding_seconds(recipe, rates, in_flight=1, drafted=drafted)
-        seconds += asked / EXPECTED_LENGTH / together * step + timed / EXPECTED_LENGTH * alone
+        seconds += asked / EXPECTED_LENGTH / together * step
+        if drafted == k or gate.speed_ngram:
+            seconds += timed / EXPECTED_LENGTH * alone
     seconds += timed * decoding_seconds(recipe, rates, in_flight=1)
     arms = 3 if gate.ngram else 2
-    starts = rates.engine_start_s * (1 if rates.devices else arms)  # side by side, which on a CPU gains nothing
+    # Side by side; on a CPU each further one adds a quarter (3 take 52 s where 1 takes 35).
+    starts = rates.engine_start_s * (1 if rates.devices else 1 + 0.25 * (arms - 1))
     read = asked + prompts * PROMPT_TOKENS
     replay = rates.process_s + read * 2e9 * recipe.target.facts.active_params_b / rates.capture_flops
-    answered = asked * (arms - 1) + timed * arms
+    answered = asked * (arms - 1) + timed * (arms - (gate.ngram and not gate.speed_ngram))
     memory = arms * (weight_bytes(recipe) + rates.engine_bytes) + 8.0 * sum(head_parameters(recipe))
-    return _stage(tokens=answered, disk=12 * answered + 5e5, memory=memory, seconds=starts + seconds + replay)
+    return _stage(tokens=answered, disk=5 * answered + 1.5e5, memory=memory, seconds=starts + seconds + replay)
 
 
 def _publication(recipe: Recipe, stages: dict[str, dict[str, float]]) -> dict[str, float]:

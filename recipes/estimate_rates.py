@@ -19,12 +19,12 @@ CPU = {
     "unprobed_flops": 4.7e11,  # FLOP/s of a core, taken where torch is missing and none can be measured
     "capture": 0.57,  # of the probe times the cores, in a transformers forward: 2,000 tokens/s
     "train": 0.29,  # the same in the head's training: 1,864 supervised tokens/s
-    "product": 0.60,  # the same in large products alone, as Muon's; to be measured
-    "decode": 0.60,  # the same in the engine's decoding of a large batch: 944 answer tokens/s at 256 in flight
+    "product": 0.60,  # the same in large products alone, as Muon's
+    "decode": 0.40,  # the same in the engine's decoding: 710 answer tokens/s at 256 in flight, its drain included
     "pass_s": 0.0,  # fixed seconds of one forward and backward pass
     "decode_bytes": 2e10,  # bytes/s at which a decoding step reads the weights
-    "step_s": 0.016,  # fixed seconds of a decoding step
-    "draft_s": 0.003,  # fixed seconds of one draft step of the head
+    "step_s": 0.003,  # fixed seconds of a decoding step: 16.5 ms alone, of which 13.5 read the weights
+    "draft_s": 0.0017,  # seconds of one draft step of the head
     "engine_start_s": 35,  # one engine, compiling nothing
     "process_s": 8,  # start of capture, training, export or judging: imports, weights, first step
     "process_bytes": 0.9 * GIB,  # RAM of a process that has imported torch and transformers
@@ -33,13 +33,13 @@ CPU = {
     "in_flight": 256,  # the engine's --max-num-seqs, as data/engine.py sets it
 }
 H200 = {
-    # Not measured by us: peak rates (NVIDIA) and shares of them as published (../shared/field/field.md 2.1 and 2.3).
+    # Not measured by us: peak rates (NVIDIA) and shares of them as published.
     "flops": 989e12,  # bf16 dense
     "fp8_flops": 1979e12,  # fp8 dense
-    "dense": 0.50,  # of the peak of its dtype, in a dense target's prefill (field.md 2.3, 70B FP8: 7.1k tokens/s)
-    "sparse": 0.20,  # of the bf16 peak, in a mixture's prefill (field.md 2.3: "40% is generous, expect half")
-    "train": 0.45,  # of the bf16 peak, in head training (field.md 2.3; SpecForge measured 43.5%)
-    "product": 0.56,  # of the bf16 peak, in large products alone: Newton-Schulz at 500-620e12 (peer_speed.md)
+    "dense": 0.50,  # of the peak of its dtype, in a dense target's prefill (70B FP8: 7.1k tokens/s)
+    "sparse": 0.20,  # of the bf16 peak, in a mixture's prefill (half of a generous 40%)
+    "train": 0.45,  # of the bf16 peak, in head training (SpecForge measured 43.5%)
+    "product": 0.56,  # of the bf16 peak, in large products alone: Newton-Schulz at 500-620e12
     "pass_s": 0.03,  # fixed seconds of one forward and backward pass: about 2,000 launches; a guess
     "decode_bytes": 2.9e12,  # bytes/s: 60% of HBM3e's 4.8e12
     "step_s": 0.005,  # fixed seconds of a decoding step over several GPUs; a guess

@@ -49,6 +49,7 @@ def test_manifest_says_all(tmp_path: Path) -> None:
         "version": 1,
         "keys": {"gate.prompts": 40},
         "inputs": {"first": digest(tmp_path / "first")},
+        "outside": {},
     }
     assert manifest["files"] == {
         "a.txt": {"sha256": hash_bytes(b"two"), "bytes": 3},

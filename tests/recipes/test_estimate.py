@@ -65,17 +65,23 @@ def test_every_stage_has_every_figure() -> None:
     json.dumps([figures.stages, figures.totals])
 
 
-def test_demo_agrees_with_the_prototype() -> None:
-    figures = estimate(load("smollm2-chat", ["train.optimizer=adamw"]), MACHINE)
-    rows = figures.stages["features"]["tokens"]
-    assert rows == pytest.approx(948 * (167.05 + 95.6), rel=0.05)  # 900 + 3 x 16 conversations, measured lengths
-    assert figures.stages["head"]["disk_bytes"] == pytest.approx(39_355_800, rel=0.001)
-    capture = rows / (figures.stages["features"]["seconds"] - MACHINE.process_s)
-    assert capture == pytest.approx(2000, rel=0.25)
-    training = figures.stages["head"]["tokens"] / (figures.stages["head"]["seconds"] - MACHINE.process_s)
-    assert training == pytest.approx(1864, rel=0.25)
-    answering = figures.stages["answers"]["tokens"] / (figures.stages["answers"]["seconds"] - MACHINE.engine_start_s)
-    assert answering == pytest.approx(944, rel=0.25)
+# The demo's own manifests: seconds and bytes a stage, 2 cores alone on the machine (LOG.md, 2026-11-30).
+DEMO = {
+    "target": (18.9, 272_585_858), "prompts": (2.1, 469_925), "answers": (257, 2_061_981), "tokens": (0.4, 390_002),
+    "features": (123, 1_111_081_128), "head": (219, 24_757_902), "checkpoint": (0.1, 12_332_041),
+    "record": (484, 554_643), "verdict": (0.7, 66_417),
+}  # fmt: skip
+
+
+def test_the_demo_took_what_plan_says_within_a_fifth() -> None:
+    stages = estimate(load("smollm2-chat"), MACHINE).stages
+    took, wrote = (sum(figures[i] for figures in DEMO.values()) for i in (0, 1))
+    assert sum(stages[name]["seconds"] for name in DEMO) == pytest.approx(took, rel=0.2)
+    assert sum(stages[name]["disk_bytes"] for name in DEMO) == pytest.approx(wrote, rel=0.2)
+    for name, (seconds, count) in DEMO.items():
+        assert stages[name]["disk_bytes"] == pytest.approx(count, rel=0.2), name
+        if seconds > 60:
+            assert stages[name]["seconds"] == pytest.approx(seconds, rel=0.2), name
 
 
 def test_time_follows_what_it_depends_on() -> None:
