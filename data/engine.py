@@ -96,6 +96,8 @@ def end_orphans(run: Path) -> list[int]:
     for mark in sorted((run / "engines").glob("*.json")):
         with contextlib.suppress(ValueError):  # a torn mark names nobody
             held = cast(dict[str, Any], json.loads(mark.read_text()))
+            if "owner" in held and alive(held["owner"], held["owner_started"]):
+                continue  # no orphan: who started it still runs
             if alive(held["pid"], held["started"]):
                 _end_group(held["pid"])
                 ended.append(held["pid"])
@@ -169,7 +171,9 @@ def _free_port() -> int:
 def _record(run: Path, pid: int) -> Path:
     mark = run / "engines" / f"{pid}.json"
     mark.parent.mkdir(parents=True, exist_ok=True)
-    write_json(mark, {"pid": pid, "started": psutil.Process(pid).create_time()})
+    owner = psutil.Process()
+    held = {"pid": pid, "started": psutil.Process(pid).create_time()}
+    write_json(mark, {**held, "owner": owner.pid, "owner_started": owner.create_time()})
     return mark
 
 

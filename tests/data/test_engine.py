@@ -96,9 +96,14 @@ def test_an_orphan_is_found_by_pid_and_start_time_and_ended(tmp_path: Path) -> N
     # Another process has taken a dead engine's pid: its start time differs, and it must live.
     (marks / "2.json").write_text(json.dumps({"pid": stranger.pid, "started": started - 500}))
     (marks / "3.json").write_text("torn")
+    # Its owner still runs: somebody else's, or this run directory was copied from a live one.
+    owner = psutil.Process()
+    kept = {"pid": stranger.pid, "started": psutil.Process(stranger.pid).create_time()}
+    kept |= {"owner": owner.pid, "owner_started": owner.create_time()}
+    (marks / "4.json").write_text(json.dumps(kept))
     assert end_orphans(tmp_path) == [orphan.pid]
     assert orphan.wait(5) != 0 and stranger.poll() is None
-    assert not list(marks.iterdir())
+    assert [m.name for m in marks.iterdir()] == ["4.json"]
     stranger.kill()
     stranger.wait()
 
