@@ -12,7 +12,7 @@ from export.record import CHECKPOINT, INPUTS, Figure, Measured, Record, Refusal,
 
 from export.record import read_record, recipe_hash, write_verdict  # isort: skip
 from export.requests import Request, read_requests
-from recipes.artifact import damaged, digest, read_manifest
+from recipes.artifact import damaged, difference, digest, read_manifest
 from recipes.faults import GateRefused
 from recipes.load import plain
 from recipes.schema import Recipe, Rule
@@ -71,7 +71,7 @@ def edited_key(recipe: Recipe, run: Path) -> str:
     new = plain(recipe)
     for key in sorted(set(old) | set(new)):
         if key not in ("publish", "tracking") and old.get(key) != new.get(key):
-            return _difference(key, old.get(key), new.get(key))
+            return difference(key, old.get(key), new.get(key))
     return ""
 
 
@@ -280,12 +280,3 @@ def _no(
     known = figure if figure is not None and math.isfinite(figure) else None
     said = f"{domain}: {why}" if domain else why
     return Refusal(rule=rule, domain=domain, figure=known, low=None, high=None, threshold=threshold, why=said)
-
-
-def _difference(key: str, was: Any, now: Any) -> str:
-    if isinstance(was, dict) and isinstance(now, dict):
-        old, new = cast(dict[str, Any], was), cast(dict[str, Any], now)
-        for part in sorted(set(old) | set(new)):
-            if old.get(part) != new.get(part):
-                return _difference(f"{key}.{part}", old.get(part), new.get(part))
-    return f"{key}: {was!r} -> {now!r}"

@@ -99,7 +99,7 @@ def state(stage: Stage, recipe: Recipe, run: Path, *, deep: bool = False) -> Sta
     for key in stage.keys:
         was, now = old["keys"].get(key), _lookup(plain(recipe), key)
         if was != now:
-            return State(status="stale", why=f"recipe: {_difference(key, was, now)}")
+            return State(status="stale", why=f"recipe: {difference(key, was, now)}")
     now = stage.outside(recipe) if stage.outside else {}
     for path in now:  # what cannot be read now does not unmake what was made from it
         if now[path] and old.get("outside", {}).get(path) != now[path]:
@@ -224,13 +224,13 @@ def _lookup(whole: dict[str, Any], dotted: str) -> Any:
     return node
 
 
-def _difference(key: str, was: Any, now: Any) -> str:
+def difference(key: str, was: Any, now: Any) -> str:
     """The first leaf that differs, e.g. `gate.prompts: 60 -> 80`."""
     if isinstance(was, dict) and isinstance(now, dict):
         old, new = cast(dict[str, Any], was), cast(dict[str, Any], now)
         for part in sorted(set(old) | set(new)):
             if old.get(part) != new.get(part):
-                return _difference(f"{key}.{part}", old.get(part), new.get(part))
+                return difference(f"{key}.{part}", old.get(part), new.get(part))
     return f"{key}: {was!r} -> {now!r}"
 
 
