@@ -1,44 +1,45 @@
-"""Rows -> features: which states, in which batches, checked against the target's own logits.
+"""Rows -> features: which states, in which batches, by which engine, checked against a transformers forward.
 
 Alignment at position t: aux states h_t, final state s_t (so the teacher's p(.|x_<=t) = softmax(lm_head(s_t))).
 """
 
-from collections.abc import Callable
+import importlib.util
+from collections import deque
+from collections.abc import Callable, Generator, Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import torch
 from tqdm import tqdm
 
-from data import capture_hf
+from data import capture_hf, capture_sglang
+from data.capture_check import picked, state_errors, teacher_error
 from data.store import Entry, Features, Shard, finished_shard, write_index, write_shard
 from data.target import output_matrix, served_path
 from data.tokens import Row, read_rows
 from recipes.check import aux_layers
 from recipes.schema import Recipe
 
-Forward = Callable[[list[Row]], list[Features]]
-CHECK_BOUND = 0.02  # relative L2 of teacher logits; bf16 noise is below 0.005, a wrong norm above 0.3
+Capture = Callable[[Iterable[list[Row]]], Iterator[list[Features]]]
+WRITERS = 4
+"""shards that are hashed and written while the engine goes on"""
 
 
 def make(recipe: Recipe, run: Path, out: Path) -> dict[str, Any]:
-    """Capture all rows into shards; finished shards are kept. Raises ValueError where the teacher is not the target."""
-    if recipe.capture.backend != "hf":
-        raise ValueError(f"capture.backend: {recipe.capture.backend!r} is not built yet; allowed now: hf")
+    """Capture rows into shards; finished shards are kept. With capture.mode: stream only the held-out rows.
+
+    Raises ValueError where what was captured is not what the target computes.
+    """
     layers, facts = aux_layers(recipe), recipe.target.facts
-    groups = shard_rows(read_rows(run / "tokens"), recipe.capture.shard_tokens)
+    rows = [r for r in read_rows(run / "tokens") if recipe.capture.mode == "disk" or r.split == "held_out"]
+    groups = shard_rows(rows, recipe.capture.shard_tokens)
     done: dict[int, Shard] = {n: s for n in range(len(groups)) if (s := finished_shard(out, n)) is not None}
-    error = 0.0
+    checked: dict[str, Any] = {}
     if len(done) < len(groups):
-        dtype = getattr(torch, recipe.target.dtype)
-        session = capture_hf.open_target(served_path(run), layers, dtype)
-        error = check_teacher(session, output_matrix(served_path(run)), groups, recipe.capture.check_rows)
-        bar = tqdm(total=sum(len(r.input_ids) for g in groups for r in g), desc="capture", unit="token", disable=None)
-        for number, rows in enumerate(groups):
-            if number not in done:
-                done[number] = _capture_shard(recipe, session, out, number, rows)
-            bar.update(sum(len(r.input_ids) for r in rows))
-        bar.close()
+        with capturing(recipe, run, rows) as (capture, checked):
+            _fill(recipe, capture, out, groups, done)
     shards = [done[n] for n in range(len(groups))]
     write_index(out, shards, facts.hidden_size, len(layers))
     for sidecar in out.glob("features-*.safetensors.json"):
@@ -48,9 +49,54 @@ def make(recipe: Recipe, run: Path, out: Path) -> dict[str, Any]:
         "quarantined": [row for s in shards for row in s.quarantined],
         "tokens": sum(e.length for s in shards for e in s.entries),
         "shards": len(shards),
-        "teacher_error": round(error, 5),
+        **checked,
         "aux_layers": list(layers),
     }
+
+
+@contextmanager
+def capturing(recipe: Recipe, run: Path, rows: list[Row]) -> Generator[tuple[Capture, dict[str, Any]], None, None]:
+    """(batches -> their features, in order; what the checks found) of the recipe's backend, while it runs."""
+    engine, path, layers = backend(recipe), served_path(run), aux_layers(recipe)
+    chosen = picked(rows, recipe.capture.check_rows)
+    local = (
+        capture_hf.open_target(path, layers, getattr(torch, recipe.target.dtype)) if chosen or engine == "hf" else None
+    )
+    found: dict[str, Any] = {"backend": engine}
+    reference: list[Features] = []
+    if local is not None and chosen:
+        found["teacher_error"] = round(teacher_error(local, output_matrix(path), chosen), 5)
+        reference = [capture_hf.forward(local, [row])[0] for row in chosen]
+    if engine == "hf" and local is not None:
+        yield (lambda batches: (capture_hf.forward(local, batch) for batch in batches)), found
+        return
+    del local
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
+    with capture_sglang.session(recipe, run, path, run / "logs" / "capture.log") as opened:
+        captured = [copied(one) for batch in capture_sglang.stream(opened, [[row] for row in chosen]) for one in batch]
+        found["state_errors"] = state_errors(captured, reference, layers) if chosen else "not checked"
+        yield (lambda batches: capture_sglang.stream(opened, batches)), found
+
+
+def backend(recipe: Recipe) -> str:
+    """hf or sglang; `auto` is sglang where a GPU and SGLang are. Raises ValueError for one that is not built yet."""
+    named = recipe.capture.backend
+    if named == "vllm":
+        raise ValueError("capture.backend: 'vllm' is not built yet; allowed now: auto, hf, sglang")
+    if named != "auto":
+        return named
+    elsewhere = recipe.capture.command != ("{python}",)
+    found = elsewhere or importlib.util.find_spec("sglang") is not None
+    return "sglang" if torch.cuda.is_available() and found else "hf"
+
+
+def copied(one: Features) -> Features:
+    """The features in memory of their own."""
+    return Features(
+        aux_SAH=one.aux_SAH.clone(), final_SH=one.final_SH.clone(), input_ids_S=one.input_ids_S,
+        loss_mask_S=one.loss_mask_S,
+    )  # fmt: skip
 
 
 def shard_rows(rows: list[Row], shard_tokens: int) -> list[list[Row]]:
@@ -78,36 +124,29 @@ def batches(rows: list[Row], batch_tokens: int) -> list[list[Row]]:
     return cut
 
 
-def check_teacher(session: capture_hf.Session, lm_head: torch.Tensor, groups: list[list[Row]], rows: int) -> float:
-    """Largest relative L2 error of lm_head(final state) against the target's own logits, over a few rows.
+def _fill(recipe: Recipe, capture: Capture, out: Path, groups: list[list[Row]], done: dict[int, Shard]) -> None:
+    """Capture the shards that are missing; hashing and writing run beside the engine."""
+    missing = [n for n in range(len(groups)) if n not in done]
+    cut = {n: batches(groups[n], recipe.capture.batch_tokens) for n in missing}
+    flowing = capture(batch for n in missing for batch in cut[n])
+    dtype, layers = getattr(torch, recipe.capture.dtype), len(aux_layers(recipe))
+    writing: deque[tuple[int, Future[Shard]]] = deque()
+    bar = tqdm(total=sum(len(r.input_ids) for g in groups for r in g), desc="capture", unit="token", disable=None)
+    bar.update(sum(len(r.input_ids) for n in done for r in groups[n]))
+    with ThreadPoolExecutor(WRITERS) as pool:
+        for n in missing:
+            captured: list[tuple[Entry, Features]] = []
+            for batch in cut[n]:
+                features = [copied(one) for one in next(flowing)]
+                captured += [(_entry(row), one) for row, one in zip(batch, features, strict=True)]
+                bar.update(sum(len(r.input_ids) for r in batch))
+            writing.append((n, pool.submit(write_shard, out, n, captured, dtype, layers)))
+            if len(writing) > WRITERS:
+                number, shard = writing.popleft()
+                done[number] = shard.result()
+        done.update({number: shard.result() for number, shard in writing})
+    bar.close()
 
-    Raises ValueError above the bound: then the final state is not what the target's head reads (a wrong norm, a logit
-    scale or cap), and training on it would teach another model.
-    """
-    every = [row for group in groups for row in group]
-    picked = every[:: max(1, len(every) // rows)][:rows]
-    worst = 0.0
-    for row in picked:
-        features = capture_hf.forward(session, [row])[0]
-        ours = features.final_SH.float() @ lm_head.float().T
-        theirs = capture_hf.logits(session, row).float()
-        worst = max(worst, float((ours - theirs).norm() / theirs.norm()))
-    if not worst < CHECK_BOUND:
-        raise ValueError(
-            f"the teacher's logits differ from the target's own by {worst:.3f} (bound {CHECK_BOUND}): the final norm, "
-            "a logit scale or a logit cap of this family is not handled; nothing was captured"
-        )
-    return worst
 
-
-def _capture_shard(recipe: Recipe, session: capture_hf.Session, out: Path, number: int, rows: list[Row]) -> Shard:
-    captured: list[tuple[Entry, Features]] = []
-    for batch in batches(rows, recipe.capture.batch_tokens):
-        for row, features in zip(batch, capture_hf.forward(session, batch), strict=True):
-            assert len(features.input_ids_S) == len(row.input_ids)
-            entry = Entry(
-                row_id=row.row_id, domain=row.domain, split=row.split, start=0, length=len(row.input_ids)
-            )  # fmt: skip
-            captured.append((entry, features))
-    dtype = getattr(torch, recipe.capture.dtype)
-    return write_shard(out, number, captured, dtype, len(aux_layers(recipe)))
+def _entry(row: Row) -> Entry:
+    return Entry(row_id=row.row_id, domain=row.domain, split=row.split, start=0, length=len(row.input_ids))

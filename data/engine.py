@@ -59,14 +59,14 @@ def serving(
             )  # fmt: skip
         except OSError as error:
             raise EnvironmentFault(f"engine.command: {command[0]!r} cannot be started ({error.strerror})") from error
-    mark = _record(run, process.pid)
+    mark = mark_engine(run, process.pid)
     try:
         url = f"http://127.0.0.1:{port}"
         _await_health(process, url, log, engine.start_timeout_s)
         version = str(json.loads(_get(f"{url}/version"))["version"])
         yield Server(url=url, model=SERVED_NAME, pid=process.pid, command=command, version=version, log=log)
     finally:
-        _end_group(process.pid)
+        end_group(process.pid)
         process.wait()
         mark.unlink(missing_ok=True)
 
@@ -99,7 +99,7 @@ def end_orphans(run: Path) -> list[int]:
             if "owner" in held and alive(held["owner"], held["owner_started"]):
                 continue  # no orphan: who started it still runs
             if alive(held["pid"], held["started"]):
-                _end_group(held["pid"])
+                end_group(held["pid"])
                 ended.append(held["pid"])
         mark.unlink()
     return ended
@@ -138,7 +138,8 @@ def _environment(engine: Engine) -> dict[str, str]:
         cores = sorted(os.sched_getaffinity(0))
         env.setdefault("VLLM_CPU_OMP_THREADS_BIND", f"{cores[0]}-{cores[-1]}")
         env.setdefault("VLLM_CPU_KVCACHE_SPACE", "2")  # GiB
-        env.setdefault("KMP_BLOCKTIME", "0")  # idle threads must not spin: it halves the speed of what else runs
+        # Idle threads must not spin for long: it halves the speed of what else runs. Not at all costs small steps 5%.
+        env.setdefault("KMP_BLOCKTIME", "1")  # ms
         openmp = Path(sys.prefix) / "lib" / "libiomp5.so"
         if openmp.is_file():
             env.setdefault("LD_PRELOAD", str(openmp))
@@ -168,7 +169,8 @@ def _free_port() -> int:
         return int(probe.getsockname()[1])
 
 
-def _record(run: Path, pid: int) -> Path:
+def mark_engine(run: Path, pid: int) -> Path:
+    """Record a process that this one started, so that a later run can end it; the record's path."""
     mark = run / "engines" / f"{pid}.json"
     mark.parent.mkdir(parents=True, exist_ok=True)
     owner = psutil.Process()
@@ -177,7 +179,7 @@ def _record(run: Path, pid: int) -> Path:
     return mark
 
 
-def _end_group(pid: int) -> None:
+def end_group(pid: int) -> None:
     """TERM, then KILL, for the engine and all that it started (it leads its own session)."""
     for sig, patience in zip((signal.SIGTERM, signal.SIGKILL), PATIENCE_S, strict=True):
         with contextlib.suppress(ProcessLookupError):

@@ -113,14 +113,14 @@ def replay(
     mask = (0,) * start + (1,) * len(request.output_ids)
     row = Row(row_id="", domain=request.domain, split="", input_ids=ids, loss_mask=mask)
     one = to_device(pack(capture_hf.forward(session, [row])), session.device)
-    if not len(one.kept_M):
+    if not len(one.at.kept_M):
         return Replay(windows=0, differences=(), replayed_tokens=0, replayed_windows=0, served_tokens=0)
-    logits_KMD = torch.stack(head(one.aux_SAH, embeddings(one, embed_VH, steps), one.kept_M, one.docs))
+    logits_KMD = torch.stack(head.logits(one.aux_SAH, embeddings(one, embed_VH, steps), one.at))
     best_KM = logits_KMD.argmax(-1)
     drafts_KM = best_KM + d2t_D[best_KM]
     own = walk(drafts_KM, one)
     ours_M, judged_M = _counts(drafts_KM, one)
-    place = {anchor: m for m, anchor in enumerate(one.kept_M.tolist())}
+    place = {anchor: m for m, anchor in enumerate(one.at.kept_M.tolist())}
     anchor, differences, windows, tokens = start - 1, list[Difference](), 0, 0
     for accepted in request.accepted:
         if anchor in place:

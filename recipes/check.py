@@ -61,6 +61,11 @@ def _head_faults(recipe: Recipe) -> list[str]:
             f"capture.aux_layers: {list(layers)} must be strictly ascending and within "
             f"1..{facts.num_hidden_layers - 1} (vLLM sorts them, and would permute fc's columns)"
         )
+    if 0 < head.window <= recipe.train.ttt_steps:
+        faults.append(
+            f"head.window: {head.window} is within train.ttt_steps {recipe.train.ttt_steps}, so late steps would see no "
+            "context; set 0 (full) or more"
+        )
     if head.norm_before_fc and head.fc_norm:
         faults.append("head.norm_before_fc, head.fc_norm: both true; choose one (fc_norm norms each state apart)")
     if head.draft_vocab_size > facts.vocab_size:

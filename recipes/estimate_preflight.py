@@ -28,8 +28,8 @@ def preflight(recipe: Recipe, run: Path, figures: Figures) -> list[str]:
         faults += _target_faults(recipe)
     if "answers" in left:
         faults += _answer_faults(recipe)
-    if "features" in left and recipe.capture.backend != "hf":
-        faults.append(f"capture.backend: {recipe.capture.backend!r} is not built yet; allowed now: hf")
+    if "features" in left:
+        faults += _capture_faults(recipe)
     if "head" in left:
         faults += _train_faults(recipe)
     if "record" in left:
@@ -152,6 +152,23 @@ def _engine_faults(recipe: Recipe) -> list[str]:
     elif not program or shutil.which(program) is None:
         return [f"engine.command: {program!r} is no program here; name one by its path, or {{python}}"]
     return []
+
+
+def _capture_faults(recipe: Recipe) -> list[str]:
+    capture = recipe.capture
+    if capture.backend == "vllm":
+        return ["capture.backend: 'vllm' is not built yet; allowed now: auto, hf, sglang"]
+    if capture.backend != "sglang":
+        return []
+    faults: list[str] = []
+    if not gpus_here() and capture.options.get("device") != "cpu":
+        faults.append("capture.backend: 'sglang' needs an NVIDIA GPU, none is here; run it there, or set auto or hf")
+    if capture.command == ("{python}",) and importlib.util.find_spec("sglang") is None:
+        faults.append(
+            "capture.command: this environment has no sglang; name the Python of one that has (and capture.env), or "
+            "set capture.backend: hf"
+        )
+    return faults
 
 
 def _train_faults(recipe: Recipe) -> list[str]:

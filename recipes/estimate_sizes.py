@@ -134,11 +134,11 @@ def head_matrices(recipe: Recipe) -> list[tuple[int, int]]:
 
 
 def optimizer_flops(recipe: Recipe) -> float:
-    """FLOP of one optimiser step: Muon's five Newton-Schulz iterations of three products each; AdamW's are none."""
+    """FLOP of one optimiser step: Muon's Newton-Schulz iterations, three products each; AdamW's are none."""
     if recipe.train.optimizer == "adamw":
         return 0.0
     sides = [(min(shape), max(shape)) for shape in head_matrices(recipe)]
-    return float(sum(5 * (4 * m * m * n + 2 * m**3) for m, n in sides))
+    return float(sum(recipe.train.muon_steps * (4 * m * m * n + 2 * m**3) for m, n in sides))
 
 
 def optimizer_bytes(recipe: Recipe) -> float:

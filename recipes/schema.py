@@ -43,7 +43,19 @@ class Answers:
 class Capture:
     """Which hidden states, and how they are kept."""
 
-    backend: Literal["hf", "sglang", "vllm"] = "hf"
+    backend: Literal["auto", "hf", "sglang", "vllm"] = "auto"
+    """auto: SGLang where a GPU and SGLang are, else transformers (hf)"""
+    mode: Literal["disk", "stream"] = "disk"
+    """stream: the trainer is fed by the running engine, and only held-out features are written"""
+    command: tuple[str, ...] = ("{python}",)
+    """starts Python in SGLang's environment; {python} is this interpreter"""
+    env: dict[str, str] = Field(default_factory=dict)
+    options: dict[str, str | int | float | bool] = Field(default_factory=dict)
+    """further ServerArgs of SGLang, e.g. attention_backend: triton"""
+    tensor_parallel: Positive = 1
+    """GPUs that share the target"""
+    memory: Annotated[float, Field(strict=True, gt=0, lt=1)] = 0.6
+    """share of the GPU that SGLang may take"""
     aux_layers: tuple[Integer, ...] = ()
     """vLLM's ids: the residual stream after i layers; empty = 2, N//2, N-3"""
     dtype: Literal["bfloat16", "float8_e4m3fn", "float32"] = "bfloat16"
@@ -51,8 +63,8 @@ class Capture:
     shard_tokens: Positive = 16384
     batch_tokens: Positive = 2048
     """tokens in one forward of the target"""
-    check_rows: Positive = 4
-    """rows whose teacher logits are compared with the model's own"""
+    check_rows: Count = 4
+    """rows compared with a transformers forward before anything is captured; 0 where the target is too large for one"""
 
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
@@ -91,7 +103,8 @@ class Train:
     ttt_steps: Annotated[int, Field(strict=True, ge=1, le=16)] = 3
     ttt_decay: Annotated[float, Field(strict=True, gt=0, le=1)] = 0.8
     """weight of TTT step k is this to the power k"""
-    loss: Literal["kl"] = "kl"
+    loss: Literal["kl", "lk_alpha", "lk_lambda"] = "kl"
+    """kl: soft labels; lk_alpha, lk_lambda: the chance of acceptance, alone or mixed with kl (arXiv 2602.23881)"""
     optimizer: Literal["muon", "adamw"] = "muon"
     """muon: Muon for the hidden matrices, AdamW for the rest"""
     lr: Annotated[float, Field(strict=True, gt=0)] = 1e-3

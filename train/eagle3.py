@@ -19,7 +19,9 @@ from torch import nn
 from transformers import LlamaConfig
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
-Span = tuple[int, int]
+from train import attention_eager, attention_flash
+from train.places import Places, everywhere
+
 Pair = tuple[torch.Tensor, torch.Tensor]
 
 
@@ -84,17 +86,17 @@ class Attention(nn.Module):
         self.config = config
 
     def queries(self, x: torch.Tensor, rope: Pair) -> torch.Tensor:
-        """[N, M, E], rotated."""
+        """[M, N, E], rotated."""
         q = self.q_proj(x).unflatten(-1, (-1, self.config.head_dim))
         q = self.q_norm(q) if self.config.layer_type == "qwen3" else q
-        return _rotate(q, rope).transpose(0, 1)
+        return _rotate(q, rope)
 
     def keys_values(self, x: torch.Tensor, rope: Pair) -> Pair:
-        """Keys (rotated) and values, each [G, S, E]."""
+        """Keys (rotated) and values, each [S, G, E]."""
         k = self.k_proj(x).unflatten(-1, (-1, self.config.head_dim))
         k = self.k_norm(k) if self.config.layer_type == "qwen3" else k
         v = self.v_proj(x).unflatten(-1, (-1, self.config.head_dim))
-        return _rotate(k, rope).transpose(0, 1), v.transpose(0, 1)
+        return _rotate(k, rope), v
 
 
 class Mlp(nn.Module):
@@ -163,83 +165,47 @@ class Eagle3(nn.Module):
             aux_SAH = torch.cat([norm(chunk) for norm, chunk in zip(self.fc_norm, chunks, strict=True)], -1)
         return self.fc(aux_SAH)
 
-    def forward(
-        self, aux_SAH: torch.Tensor, embeds: Sequence[torch.Tensor], kept_M: torch.Tensor, docs: Sequence[Span]
-    ) -> list[torch.Tensor]:
-        """Logits over the draft vocabulary, one [M, D] a TTT step.
+    def forward(self, aux_SAH: torch.Tensor, embeds: Sequence[torch.Tensor], at: Places) -> list[torch.Tensor]:
+        """What lm_head reads, one [M, H] a TTT step.
 
         embeds[0] is [S, H], the embedding of x_{t+1} at every position; embeds[k] is [M, H], of x_{t+1+k} at the kept
-        positions. docs are the documents' [start, end) in the pack, each from position 0; attention stays within one.
+        positions. Attention stays within a document.
         """
-        position_S = torch.cat([torch.arange(b - a, device=aux_SAH.device) for a, b in docs])
-        hidden, position = self.fuse(aux_SAH), position_S
-        cache: list[list[Pair]] = [[] for _ in self.layers]
+        hidden, position = self.fuse(aux_SAH), at.position_S
+        caches: list[list[Pair]] = [[] for _ in self.layers]
         outputs: list[torch.Tensor] = []
         for step, embed in enumerate(embeds):
             rope = self._rope(hidden, position)
             for number, module in enumerate(self.layers):
-                layer = cast(Layer, module)
-                # Only step 0 of the last layer narrows to the kept positions: below it, all keys are needed.
-                narrow = kept_M if step == 0 and number == len(self.layers) - 1 else None
-                hidden = _layer_step(layer, embed, hidden, rope, cache[number], narrow, kept_M, docs)
+                layer, cache = cast(Layer, module), caches[number]
+                x, residual = layer.inputs(embed, hidden)
+                cache.append(layer.self_attn.keys_values(x, rope))
+                # Step 0 narrows to the kept positions in its last layer: below it, all keys are needed.
+                last = number == len(self.layers) - 1
+                if step == 0 and last:
+                    x, residual = x[at.kept_M], residual[at.kept_M]
+                    rope = (rope[0][at.kept_M], rope[1][at.kept_M])
+                q = layer.self_attn.queries(x, rope)
+                here = everywhere(at) if step == 0 and not last else at
+                hidden = layer.outputs(_attend(q, cache, here, self.config.window), residual)
             normed = self.norm(hidden)
-            outputs.append(self.lm_head(normed))
+            outputs.append(normed)
             hidden = normed if self.config.norm_output else hidden
-            position = position_S[kept_M] + step + 1
+            position = at.position_S[at.kept_M] + step + 1
         return outputs
+
+    def logits(self, aux_SAH: torch.Tensor, embeds: Sequence[torch.Tensor], at: Places) -> list[torch.Tensor]:
+        """Logits over the draft vocabulary, one [M, D] a TTT step."""
+        return [self.lm_head(normed) for normed in self(aux_SAH, embeds, at)]
 
     def _rope(self, like: torch.Tensor, position: torch.Tensor) -> Pair:
         cos, sin = self.rotary(like, position[None])
         return cos[0], sin[0]
 
 
-def _layer_step(
-    layer: Layer, embed: torch.Tensor, hidden: torch.Tensor, rope: Pair, cache: list[Pair],
-    narrow: torch.Tensor | None, kept_M: torch.Tensor, docs: Sequence[Span],
-) -> torch.Tensor:  # fmt: skip
-    x, residual = layer.inputs(embed, hidden)
-    cache.append(layer.self_attn.keys_values(x, rope))
-    if narrow is not None:
-        x, residual, rope = x[narrow], residual[narrow], (rope[0][narrow], rope[1][narrow])
-    q = layer.self_attn.queries(x, rope)
-    everywhere = len(cache) == 1 and narrow is None
-    at = torch.arange(len(x), device=x.device) if everywhere else kept_M
-    return layer.outputs(attend(q, cache, at, docs, layer.self_attn.config.window), residual)
-
-
-def attend(
-    q_NME: torch.Tensor, cache: Sequence[Pair], at_M: torch.Tensor, docs: Sequence[Span], window: int
-) -> torch.Tensor:
-    """[M, N*E]: queries at positions `at_M` over step-0 keys <= t in their document and their own keys of later steps.
-
-    cache[0] holds [G, S, E] keys and values of all positions; cache[k], k >= 1, holds [G, M, E], of which query m sees
-    only its own, so that part is an elementwise product. `window` counts positions, the query's own included.
-    """
-    heads, count, size = q_NME.shape
-    groups = cache[0][0].shape[0]
-    q = q_NME.view(groups, heads // groups, count, size) * size**-0.5
-    own = [(q * k[:, None]).sum(-1, keepdim=True) for k, _ in cache[1:]]
-    pieces: list[torch.Tensor] = []
-    bounds = torch.searchsorted(
-        at_M.contiguous(), torch.tensor([a for a, _ in docs] + [docs[-1][1]], device=at_M.device)
-    )
-    edges: list[int] = bounds.tolist()
-    for (start, end), low, high in zip(docs, edges[:-1], edges[1:], strict=True):
-        if low == high:
-            continue
-        keys, values = (x[:, None, start:end] for x in cache[0])
-        score = q[:, :, low:high] @ keys.transpose(-1, -2)
-        distance = at_M[low:high, None] - torch.arange(start, end, device=at_M.device)
-        unseen = distance < 0
-        if window:
-            unseen |= distance + len(cache) - 1 >= window
-        score = score.masked_fill(unseen, float("-inf"))
-        weights = torch.cat([score, *(o[:, :, low:high] for o in own)], -1).float().softmax(-1).to(q.dtype)
-        out = weights[..., : end - start] @ values
-        for j, (_, v) in enumerate(cache[1:]):
-            out = out + weights[..., end - start + j, None] * v[:, None, low:high]
-        pieces.append(out)
-    return torch.cat(pieces, 2).permute(2, 0, 1, 3).reshape(count, heads * size)
+def _attend(q_MNE: torch.Tensor, cache: Sequence[Pair], at: Places, window: int) -> torch.Tensor:
+    flash = q_MNE.is_cuda and q_MNE.dtype == torch.bfloat16
+    return (attention_flash if flash else attention_eager).attend(q_MNE, cache, at, window)
 
 
 def initialise(head: Eagle3, target_norm_H: torch.Tensor, lm_head_DH: torch.Tensor, scale: float, seed: int) -> None:

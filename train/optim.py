@@ -18,7 +18,11 @@ def make_optimizers(head: nn.Module, settings: Train) -> list[torch.optim.Optimi
     others = [p for _, p in trained if all(p is not m for m in matrices)]
     made: list[torch.optim.Optimizer] = [
         torch.optim.AdamW(
-            others, lr=settings.lr, betas=(settings.beta1, settings.beta2), weight_decay=settings.weight_decay
+            others,
+            lr=settings.lr,
+            betas=(settings.beta1, settings.beta2),
+            weight_decay=settings.weight_decay,
+            fused=others[0].is_cuda,
         )
     ]
     if matrices:

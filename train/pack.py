@@ -4,13 +4,16 @@ Shapes: S positions of a pack, M positions that draft, K TTT steps, H hidden siz
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
 
 import torch
 
 from data.store import Entry, Features, Shard, read_index, read_row
+from recipes.schema import Train
+from train.places import Places, places
+from train.places import to as places_to
 
 Steps = list[list[list[int]]]
 """for each optimiser step its packs, each a list of row numbers"""
@@ -20,16 +23,16 @@ Steps = list[list[list[int]]]
 class Pack:
     """Documents side by side.
 
-    aux_SAH [S, A*H], final_SH [S, H], input_ids_S, docs: [start, end) of each; kept_M: positions whose token x_{t+2} is
-    an answer's (so they draft); run_M: answer tokens from x_{t+1} on in the same answer (step k needs run >= k + 2).
+    aux_SAH [S, A*H], input_ids_S, at: where things stand; at.kept_M: positions t whose tokens x_{t+1} and x_{t+2} are one
+    answer's (so they draft); final_MH: the state s_{t+1} at those; run_M: answer tokens from x_{t+1} on in the same
+    answer (step k needs run >= k + 2). The token and the teacher of step k at t are those of step 0 at t + k.
     """
 
     aux_SAH: torch.Tensor
-    final_SH: torch.Tensor
+    final_MH: torch.Tensor
     input_ids_S: torch.Tensor
-    docs: tuple[tuple[int, int], ...]
-    kept_M: torch.Tensor
     run_M: torch.Tensor
+    at: Places
 
     def valid(self, step: int) -> torch.Tensor:
         """[M] bool: positions whose TTT step `step` predicts an answer token."""
@@ -37,7 +40,7 @@ class Pack:
 
     def following(self, offset: int) -> torch.Tensor:
         """[M] positions t + offset, held inside the pack (only read where valid)."""
-        return (self.kept_M + offset).clamp_max(len(self.input_ids_S) - 1)
+        return (self.at.kept_M + offset).clamp_max(len(self.input_ids_S) - 1)
 
 
 def rows_of(folder: Path, split: str) -> list[tuple[Shard, Entry]]:
@@ -64,21 +67,18 @@ def pack(rows: Sequence[Features]) -> Pack:
     kept_M = (next_run_S >= 2).nonzero().squeeze(-1)
     return Pack(
         aux_SAH=torch.cat([r.aux_SAH for r in rows]),
-        final_SH=torch.cat([r.final_SH for r in rows]),
+        final_MH=torch.cat([r.final_SH for r in rows])[(kept_M + 1).clamp_max(starts[-1] - 1)],
         input_ids_S=torch.cat([r.input_ids_S for r in rows]),
-        docs=tuple(pairwise(starts)),
-        kept_M=kept_M,
         run_M=next_run_S[kept_M],
+        at=places(list(pairwise(starts)), kept_M),
     )
 
 
 def to_device(one: Pack, device: torch.device) -> Pack:
     """The same pack on another device."""
-    return Pack(
-        aux_SAH=one.aux_SAH.to(device, non_blocking=True), final_SH=one.final_SH.to(device, non_blocking=True),
-        input_ids_S=one.input_ids_S.to(device), docs=one.docs, kept_M=one.kept_M.to(device),
-        run_M=one.run_M.to(device),
-    )  # fmt: skip
+    names = ("aux_SAH", "final_MH", "input_ids_S", "run_M")
+    tensors = {name: getattr(one, name).to(device, non_blocking=True) for name in names}
+    return replace(one, **tensors, at=places_to(one.at, device))
 
 
 def load_pack(folder: Path, rows: list[tuple[Shard, Entry]], numbers: Sequence[int]) -> Pack:
@@ -110,15 +110,14 @@ def epoch_packs(
 
 
 def schedule(
-    lengths: Sequence[int], supervised: Sequence[int], repeats: Sequence[float], *, tokens: int, epochs: float,
-    seed: int, pack_tokens: int, packs_a_step: int,
-) -> Steps:  # fmt: skip
-    """Every optimiser step of the run: until `tokens` supervised tokens were seen, or for `epochs` passes."""
+    lengths: Sequence[int], supervised: Sequence[int], repeats: Sequence[float], settings: Train, packs_a_step: int
+) -> Steps:
+    """Every optimiser step of the run: until settings.tokens supervised tokens were seen, or for settings.epochs."""
     steps: Steps = []
-    goal = tokens or epochs * sum(s * r for s, r in zip(supervised, repeats, strict=True))
+    goal = settings.tokens or settings.epochs * sum(s * r for s, r in zip(supervised, repeats, strict=True))
     seen, epoch = 0, 0
     while seen < goal:
-        packs = epoch_packs(lengths, repeats, epoch, seed, pack_tokens)
+        packs = epoch_packs(lengths, repeats, epoch, settings.seed, settings.pack_tokens)
         for first in range(0, len(packs), packs_a_step):
             if seen >= goal:
                 break

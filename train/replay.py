@@ -28,7 +28,7 @@ class Window:
 @torch.no_grad()
 def drafts(head: Eagle3, pack: Pack, embed_VH: torch.Tensor, d2t_D: torch.Tensor, steps: int) -> torch.Tensor:
     """[K, M] target ids that the head drafts, greedily, given that its earlier drafts were accepted."""
-    logits = head(pack.aux_SAH.to(embed_VH.dtype), embeddings(pack, embed_VH, steps), pack.kept_M, pack.docs)
+    logits = head.logits(pack.aux_SAH.to(embed_VH.dtype), embeddings(pack, embed_VH, steps), pack.at)
     return torch.stack([(ids := step.argmax(-1)) + d2t_D[ids] for step in logits])
 
 
@@ -49,7 +49,7 @@ def walk(drafts_KM: torch.Tensor, pack: Pack) -> list[Window]:
     windows: list[Window] = []
     free = -1  # first position that the last window left for an anchor
     previous = -2
-    for place, anchor in enumerate(pack.kept_M.tolist()):
+    for place, anchor in enumerate(pack.at.kept_M.tolist()):
         if anchor != previous + 1:
             free = anchor  # another answer begins
         if anchor == free:

@@ -28,13 +28,13 @@ class Tracker:
                 resume="allow", config=plain(recipe), settings=wandb.Settings(console="off", x_disable_stats=True),
             )  # fmt: skip
 
-    def log(self, step: int, seen: int, result: dict[str, Any], tokens_per_s: float) -> None:
-        """One optimiser step: loss, accuracy by TTT step, learning rate; tokens/s counts all packed tokens."""
+    def log(self, step: int, seen: int, result: dict[str, Any], speed: dict[str, float]) -> None:
+        """One optimiser step: loss, accuracy by TTT step, learning rate; speed goes to wandb only, as it never repeats."""
         self._line({"step": step, "seen": seen, **result})
         if self._wandb is not None:
             accuracy = {f"accuracy/{k}": a for k, a in enumerate(result["accuracy"])}
             flat = {k: v for k, v in result.items() if k != "accuracy"}
-            self._wandb.log({**flat, **accuracy, "seen": seen, "tokens_per_s": tokens_per_s}, step=step)
+            self._wandb.log({**flat, **accuracy, **speed, "seen": seen}, step=step)
 
     def note(self, step: int, simulated: dict[str, dict[str, Any]]) -> None:
         """Simulated acceptance by domain, at a step."""

@@ -8,6 +8,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from data import capture, capture_hf
+from data.capture_check import picked, state_errors, teacher_error
 from data.target import final_norm, output_matrix
 from data.tokens import Row
 from tests.tiny import make_target
@@ -41,11 +42,10 @@ def test_states_are_transformers_own_for_each_row_alone(session: capture_hf.Sess
 
 def test_the_teacher_is_checked_against_the_models_own_logits(session: capture_hf.Session, tmp_path: Path) -> None:
     folder = make_target(tmp_path)
-    groups = [rows([9, 14])]
-    assert capture.check_teacher(session, output_matrix(folder).float(), groups, 2) < 0.01
+    assert teacher_error(session, output_matrix(folder).float(), rows([9, 14])) < 0.01
     wrong = output_matrix(folder).float() * 1.1
     with pytest.raises(ValueError, match="teacher's logits differ .* nothing was captured"):
-        capture.check_teacher(session, wrong, groups, 2)
+        teacher_error(session, wrong, rows([9, 14]))
 
 
 def test_a_family_that_caps_its_logits_is_refused(session: capture_hf.Session, tmp_path: Path) -> None:
@@ -63,7 +63,27 @@ def test_a_family_that_caps_its_logits_is_refused(session: capture_hf.Session, t
             return out
 
     with pytest.raises(ValueError, match="logit cap"):
-        capture.check_teacher(replace(session, model=Capped()), output_matrix(make_target(tmp_path)), [rows([9])], 1)
+        teacher_error(replace(session, model=Capped()), output_matrix(make_target(tmp_path)), rows([9]))
+
+
+def test_states_of_another_layer_or_position_are_refused(session: capture_hf.Session) -> None:
+    batch = rows([40, 60])
+    right = [capture_hf.forward(session, [row])[0] for row in batch]
+    noisy = [replace(f, aux_SAH=f.aux_SAH * (1 + 0.01 * torch.randn_like(f.aux_SAH))) for f in right]
+    errors = state_errors(noisy, right, (1, 3, 5))
+    assert list(errors) == ["layer 1", "layer 3", "layer 5", "final"]
+    assert 0.005 < errors["layer 3"] < 0.02 and errors["final"] == 0
+    lower = [capture_hf.forward(replace(session, layers=(1, 2, 5)), [row])[0] for row in batch]
+    moved = [replace(f, final_SH=f.final_SH.roll(1, 0)) for f in right]
+    for wrong in (lower, moved):
+        with pytest.raises(ValueError, match=r"differ from a transformers forward by .*nothing was captured"):
+            state_errors(wrong, right, (1, 3, 5))
+
+
+def test_rows_are_picked_over_all_lengths() -> None:
+    every = rows([30, 4, 9, 16, 22, 5, 7, 11])
+    assert [len(r.input_ids) for r in picked(every, 4)] == [4, 7, 11, 22]
+    assert picked(every, 0) == []
 
 
 def test_gemma_norms_multiply_by_one_plus_w(tmp_path: Path) -> None:

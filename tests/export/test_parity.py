@@ -34,7 +34,7 @@ def served_by(head: Eagle3, target: Path, seed: int) -> Served:
     for place in range(2, 30, 3):  # copy what the head would draft there, now and then
         one = features(session, prompt, answer)
         anchor = len(prompt) + place - 2
-        column = one.kept_M.tolist().index(anchor)
+        column = one.at.kept_M.tolist().index(anchor)
         answer[place] = int(drafts(model, one, table, D2T, 1)[0, column])
     one = features(session, prompt, answer)
     windows = walk(drafts(model, one, table, D2T, 3), one)

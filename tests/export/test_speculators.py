@@ -27,6 +27,7 @@ from tests.export.tiny import (
     tiny_target,
 )
 from train.head import open_head
+from train.places import places
 
 VARIANTS: dict[str, dict[str, Any]] = {
     "fc_norm": {},
@@ -190,7 +191,7 @@ def test_our_own_forward_gives_speculators_logits(tmp_path: Path, name: str):
         states = torch.randn(40, head.config.num_aux, H, generator=draw)
         tokens = torch.randint(V, (40,), generator=draw)
         embeds = embedding(target).float()[tokens]
-        (own,) = head(states.flatten(1), [embeds], torch.arange(40), [(0, 40)])
+        (own,) = head.logits(states.flatten(1), [embeds], places([(0, 40)], torch.arange(40)))
     theirs = speculators_logits(folder, target, states, tokens)
     torch.testing.assert_close(own, theirs, atol=2e-5, rtol=1e-4)
 

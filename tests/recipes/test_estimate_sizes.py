@@ -27,6 +27,7 @@ from tests.recipes.small import small
 from train.eagle3 import Eagle3
 from train.head import head_config, save_head
 from train.optim import make_optimizers
+from train.places import places
 from train.state import save_state
 
 MACHINE = cpu_rates(4.7e11, cores=2)
@@ -115,7 +116,7 @@ def test_training_flops_are_those_that_torch_counts() -> None:
         (i, i + 8) for i in range(0, s, 8)
     ]  # short documents, so that attention scores, which are left out, stay few
     with FlopCounterMode(display=False) as counted:
-        sum(out.sum() for out in head(aux, embeds, kept, docs)).backward()  # type: ignore[union-attr]
+        sum(out.sum() for out in head.logits(aux, embeds, places(docs, kept))).backward()  # type: ignore[union-attr]
     everywhere, supervised = training_flops(one)
     ours = s * everywhere + len(kept) * (supervised - 2 * 128 * h)
     assert ours == pytest.approx(counted.get_total_flops(), rel=0.05)

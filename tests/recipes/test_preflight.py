@@ -106,9 +106,15 @@ def test_ram_of_a_gpu_plan(monkeypatch: pytest.MonkeyPatch) -> None:
     assert fault.startswith("memory: tokens needs ") and " of RAM, this machine has 1;" in fault
 
 
-@pytest.mark.parametrize("backend", ["sglang", "vllm"])
-def test_capture_backend(backend: str) -> None:
-    assert found(capture__backend=backend) == [f"capture.backend: {backend!r} is not built yet; allowed now: hf"]
+def test_capture_through_vllm_is_not_built() -> None:
+    assert found(capture__backend="vllm") == ["capture.backend: 'vllm' is not built yet; allowed now: auto, hf, sglang"]
+
+
+def test_capture_through_sglang_needs_a_gpu_and_sglang() -> None:
+    gpu, engine = found(capture__backend="sglang")
+    assert gpu == "capture.backend: 'sglang' needs an NVIDIA GPU, none is here; run it there, or set auto or hf"
+    assert engine.startswith("capture.command: this environment has no sglang; name the Python of one that has")
+    assert found(capture__backend="sglang", capture__options={"device": "cpu"}, capture__command=["/x/python"]) == []
 
 
 def test_missing_source_files(place: Path) -> None:

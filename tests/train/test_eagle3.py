@@ -11,6 +11,7 @@ from speculators.models.eagle3.core import Eagle3DraftModel
 from transformers import LlamaConfig, Qwen3Config
 
 from train.eagle3 import Eagle3, HeadConfig, initialise
+from train.places import places
 
 CONFIG = HeadConfig(
     algorithm="eagle3", layer_type="llama", num_layers=1, hidden_size=64, intermediate_size=96, num_attention_heads=4,
@@ -93,7 +94,7 @@ def test_logits_equal_speculators(changes: dict[str, Any]) -> None:
     table = model.embed_tokens.weight.data
     embeds = [table[torch.cat([ids[1:], ids[:1]])], *(table[ids[kept + 1 + k]] for k in range(1, steps))]
     with torch.no_grad():
-        ours = head(aux, embeds, kept, docs)
+        ours = head.logits(aux, embeds, places(docs, kept))
     # Its later steps keep step 0's window; ours slides with the query, as served (next test).
     for step in range(1 if config.window else steps):
         torch.testing.assert_close(ours[step], expected[step][kept], atol=2e-5, rtol=2e-5)
@@ -110,7 +111,7 @@ def test_training_time_test_is_what_serving_does(changes: dict[str, Any]) -> Non
     kept = torch.tensor([anchor])
     embeds = [table[torch.cat([ids[1:], ids[:1]])], *(table[ids[kept + 1 + k]] for k in range(1, steps))]
     with torch.no_grad():
-        ours = torch.stack(head(aux, embeds, kept, [(0, 20)]))[:, 0]
+        ours = torch.stack(head.logits(aux, embeds, places([(0, 20)], kept)))[:, 0]
         served = served_logits(head, aux, ids, table, anchor, steps)
     torch.testing.assert_close(ours, served, atol=2e-5, rtol=2e-5)
 
@@ -127,8 +128,8 @@ def served_logits(
         rope = head._rope(hidden, torch.arange(length))
         for layer in head.layers:
             x, residual = layer.inputs(table[ids[1 : length + 1]], out)
-            q = layer.self_attn.queries(x, rope)
-            k, v = layer.self_attn.keys_values(x, rope)
+            q = layer.self_attn.queries(x, rope).transpose(0, 1)
+            k, v = (part.transpose(0, 1) for part in layer.self_attn.keys_values(x, rope))
             distance = torch.arange(length)[:, None] - torch.arange(length)
             seen = (distance >= 0) & ((distance < head.config.window) if head.config.window else True)
             attended = torch.nn.functional.scaled_dot_product_attention(
@@ -149,7 +150,7 @@ def test_documents_do_not_see_each_other() -> None:
     def run(states: torch.Tensor) -> torch.Tensor:
         embeds = [table[torch.cat([ids[1:], ids[:1]])], table[ids[kept + 2]]]
         with torch.no_grad():
-            return torch.stack(head(states, embeds, kept, [(0, 12), (12, 24)]))
+            return torch.stack(head.logits(states, embeds, places([(0, 12), (12, 24)], kept)))
 
     changed = aux.clone()
     changed[:12] += 1.0

@@ -2,6 +2,7 @@ import pytest
 import torch
 
 from data.store import Features
+from recipes.schema import Train
 from train.pack import Pack, answer_runs, epoch_packs, pack, schedule
 
 
@@ -21,7 +22,7 @@ def test_answer_runs_count_to_the_end_of_each_answer() -> None:
 def test_a_position_drafts_where_the_next_two_tokens_are_one_answers() -> None:
     # Prompt of 3, answer of 4: anchors 2, 3, 4 (x_{t+2} at 4, 5, 6).
     one = pack([features([0, 0, 0, 1, 1, 1, 1])])
-    assert one.kept_M.tolist() == [2, 3, 4]
+    assert one.at.kept_M.tolist() == [2, 3, 4]
     assert [one.valid(k).tolist() for k in range(4)] == [
         [True] * 3,
         [True, True, False],
@@ -34,14 +35,24 @@ def test_a_position_drafts_where_the_next_two_tokens_are_one_answers() -> None:
 def test_documents_do_not_leak_into_each_other() -> None:
     # The second row begins with an answer token: it must not continue the first row's answer.
     one: Pack = pack([features([0, 1, 1]), features([1, 1, 1], 50)])
-    assert one.docs == ((0, 3), (3, 6))
-    assert one.kept_M.tolist() == [0, 3]
+    assert one.at.docs == ((0, 3), (3, 6))
+    assert one.at.kept_M.tolist() == [0, 3]
     assert one.run_M.tolist() == [2, 2]
+
+
+def test_the_teacher_and_token_of_a_later_step_are_those_of_step_0_further_on() -> None:
+    one = pack([features([0, 0, 1, 1, 1, 1, 0, 1, 1, 1])])
+    final_SH = one.final_MH.new_zeros(10, 4)
+    final_SH[one.at.kept_M + 1] = one.final_MH
+    for k in range(3):
+        for m in one.valid(k).nonzero().flatten().tolist():
+            assert torch.equal(one.final_MH[m + k], final_SH[one.at.kept_M[m] + 1 + k])
+            assert one.input_ids_S[one.following(2)[m + k]] == one.input_ids_S[one.following(2 + k)[m]]
 
 
 def test_two_answers_in_one_row_stay_apart() -> None:
     one = pack([features([0, 1, 1, 0, 0, 1, 1, 1])])
-    assert one.kept_M.tolist() == [0, 4, 5]
+    assert one.at.kept_M.tolist() == [0, 4, 5]
     assert one.run_M.tolist() == [2, 3, 2]
 
 
@@ -65,9 +76,8 @@ def test_weights_repeat_rows() -> None:
 
 
 def test_schedule_stops_at_the_tokens_or_epochs_asked_for() -> None:
-    shape = {"seed": 0, "pack_tokens": 10, "packs_a_step": 2}
-    by_epochs = schedule([5] * 8, [3] * 8, [1.0] * 8, tokens=0, epochs=2.0, **shape)
+    by_epochs = schedule([5] * 8, [3] * 8, [1.0] * 8, Train(epochs=2.0, pack_tokens=10), 2)
     assert sum(3 for step in by_epochs for one in step for _ in one) == 48
-    by_tokens = schedule([5] * 8, [3] * 8, [1.0] * 8, tokens=30, epochs=0.0, **shape)
+    by_tokens = schedule([5] * 8, [3] * 8, [1.0] * 8, Train(tokens=30, pack_tokens=10), 2)
     seen = sum(3 for step in by_tokens for one in step for _ in one)
     assert 30 <= seen < 30 + 12

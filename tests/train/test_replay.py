@@ -36,15 +36,15 @@ def test_walk_is_serving_done_by_hand() -> None:
         prompt, steps = chance.randint(1, 4), chance.randint(1, 4)
         answer = [chance.randint(0, 2) for _ in range(chance.randint(2, 30))]
         one = pack([one_answer(prompt, answer)])
-        drafted = {t: [chance.randint(0, 2) for _ in range(steps)] for t in one.kept_M.tolist()}
-        table = torch.tensor([[drafted[t][k] for t in one.kept_M.tolist()] for k in range(steps)])
+        drafted = {t: [chance.randint(0, 2) for _ in range(steps)] for t in one.at.kept_M.tolist()}
+        table = torch.tensor([[drafted[t][k] for t in one.at.kept_M.tolist()] for k in range(steps)])
         found = walk(table, one)
         assert [(w.anchor, w.accepted) for w in found] == by_hand(answer, drafted, prompt, steps)
 
 
 def test_walk_starts_anew_at_each_document() -> None:
     one = pack([one_answer(2, [1, 2, 3, 4, 5]), one_answer(1, [7, 8])])
-    wrong = torch.full((2, len(one.kept_M)), -1)
+    wrong = torch.full((2, len(one.at.kept_M)), -1)
     assert [w.anchor for w in walk(wrong, one)] == [1, 2, 3, 4, 7]
     right = torch.stack([one.input_ids_S[one.following(2 + k)] for k in range(2)])
     assert [(w.anchor, w.accepted, w.judged) for w in walk(right, one)] == [(1, 2, 2), (4, 1, 1), (7, 1, 1)]

@@ -1,0 +1,198 @@
+"""Capture through SGLang: a worker process in SGLang's own environment, hidden states back through shared memory.
+
+Shapes: T tokens of a batch, A aux layers, H hidden size.
+"""
+
+import contextlib
+import itertools
+import json
+import os
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+from collections import deque
+from collections.abc import Generator, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from data import sglang_worker
+from data.engine import end_group, last_line, mark_engine
+from data.store import Features
+from data.tokens import Row
+from recipes.check import aux_layers
+from recipes.faults import EnvironmentFault
+from recipes.schema import Recipe
+
+SLOTS = 4
+SHARED = Path("/dev/shm")
+
+
+@dataclass(kw_only=True)
+class Session:
+    """A running worker (one process a rank) and the slots it writes to."""
+
+    workers: list[subprocess.Popen[str]]
+    slots: list[torch.Tensor]
+    """[slot tokens, (A+1)*H]"""
+    hidden: int
+    log: Path
+    lock: threading.Lock = field(default_factory=threading.Lock)
+
+
+@contextmanager
+def session(recipe: Recipe, run: Path, model: Path, log: Path) -> Generator[Session, None, None]:
+    """A worker that captures the recipe's layers of the target at `model`; ended in every case.
+
+    Raises EnvironmentFault where it cannot start, with what its log says.
+    """
+    capture, hidden, layers = recipe.capture, recipe.target.facts.hidden_size, aux_layers(recipe)
+    longest = recipe.answers.max_prompt_tokens + recipe.answers.max_tokens * recipe.answers.max_turns
+    tokens = max(capture.batch_tokens, min(longest, recipe.target.max_model_len))
+    width = (len(layers) + 1) * hidden
+    paths = _make_slots(tokens * width * 2)
+    settings: dict[str, Any] = {
+        "model": str(model), "dtype": recipe.target.dtype, "layers": list(layers), "ranks": capture.tensor_parallel,
+        "port": _free_port() if capture.tensor_parallel > 1 else 0, "memory": capture.memory, "slot_tokens": tokens,
+        "width": width, "slots": [str(p) for p in paths], "options": dict(capture.options),
+    }  # fmt: skip
+    opened = Session(workers=[], slots=[], hidden=hidden, log=log)
+    log.parent.mkdir(parents=True, exist_ok=True)
+    with open(log, "ab") as sink, contextlib.ExitStack() as ending:
+        for path in paths:
+            ending.callback(path.unlink, missing_ok=True)
+        for rank in range(capture.tensor_parallel):
+            worker = _start(recipe, sink)
+            opened.workers.append(worker)
+            ending.callback(_end, worker, mark_engine(run, worker.pid))
+            _write(opened, worker, {**settings, "rank": rank})
+        if not _answer(opened).get("ready"):
+            raise EnvironmentFault(f"the SGLang worker did not start: {last_line(log)} (log: {log.name})")
+        opened.slots = [
+            torch.from_file(str(p), shared=True, size=tokens * width, dtype=torch.bfloat16).view(tokens, width)
+            for p in paths
+        ]
+        for path in paths:
+            path.unlink()  # both sides hold it open: a kill leaves nothing behind
+        yield opened
+
+
+def stream(opened: Session, batches: Iterable[list[Row]]) -> Iterator[list[Features]]:
+    """Features of each batch, in order, several batches in flight. They are views: use or copy them before the next.
+
+    Raises EnvironmentFault where the worker dies, ValueError where a batch is longer than a slot.
+    """
+    waiting: deque[tuple[int, list[Row]]] = deque()
+    free = deque(range(len(opened.slots)))
+    upcoming = iter(batches)
+    with opened.lock:
+        while True:
+            for batch in itertools.islice(upcoming, len(free)):
+                slot = free.popleft()
+                _ask(opened, slot, batch)
+                waiting.append((slot, batch))
+            if not waiting:
+                return
+            slot, batch = waiting.popleft()
+            _check(_answer(opened), slot, batch)
+            yield _views(opened, slot, batch)
+            free.append(slot)
+
+
+def _ask(opened: Session, slot: int, batch: list[Row]) -> None:
+    size, room = sum(len(r.input_ids) for r in batch), len(opened.slots[slot])
+    if size > room:
+        raise ValueError(f"a batch of {size} tokens does not fit a slot of {room}; raise capture.batch_tokens")
+    for worker in opened.workers:
+        _write(opened, worker, {"slot": slot, "rows": [r.input_ids for r in batch]})
+
+
+def _check(reply: dict[str, Any], slot: int, batch: list[Row]) -> None:
+    lengths = [len(r.input_ids) for r in batch]
+    if reply != {"slot": slot, "lengths": lengths}:
+        raise EnvironmentFault(f"the SGLang worker answered {str(reply)[:200]} for slot {slot}, rows of {lengths[:5]}")
+
+
+def _views(opened: Session, slot: int, batch: list[Row]) -> list[Features]:
+    parts = opened.slots[slot][: sum(len(r.input_ids) for r in batch)].split([len(r.input_ids) for r in batch])
+    return [
+        Features(
+            aux_SAH=part[:, : -opened.hidden], final_SH=part[:, -opened.hidden :],
+            input_ids_S=torch.tensor(row.input_ids), loss_mask_S=torch.tensor(row.loss_mask).bool(),
+        )
+        for row, part in zip(batch, parts, strict=True)
+    ]  # fmt: skip
+
+
+def _start(recipe: Recipe, sink: Any) -> subprocess.Popen[str]:
+    command = [part.replace("{python}", sys.executable) for part in recipe.capture.command]
+    script = str(Path(sglang_worker.__file__).resolve())
+    try:
+        return subprocess.Popen(
+            [*command, script], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=sink, text=True,
+            env={**os.environ, **recipe.capture.env}, start_new_session=True,
+        )  # fmt: skip
+    except OSError as error:
+        raise EnvironmentFault(f"capture.command: {command[0]!r} cannot be started ({error.strerror})") from error
+
+
+def _end(worker: subprocess.Popen[str], mark: Path) -> None:
+    with contextlib.suppress(OSError):
+        assert worker.stdin is not None
+        worker.stdin.close()
+    end_group(worker.pid)
+    worker.wait()
+    mark.unlink(missing_ok=True)
+
+
+def _write(opened: Session, worker: subprocess.Popen[str], line: dict[str, Any]) -> None:
+    assert worker.stdin is not None
+    try:
+        worker.stdin.write(json.dumps(line) + "\n")
+        worker.stdin.flush()
+    except OSError as error:
+        raise _death(opened) from error
+
+
+def _answer(opened: Session) -> dict[str, Any]:
+    """Rank 0's next line."""
+    stdout = opened.workers[0].stdout
+    assert stdout is not None
+    line = stdout.readline()
+    if not line:
+        raise _death(opened)
+    return json.loads(line)
+
+
+def _death(opened: Session) -> EnvironmentFault:
+    return EnvironmentFault(f"the SGLang worker died: {last_line(opened.log)} (log: {opened.log.name})")
+
+
+def _make_slots(size: int) -> list[Path]:
+    """Files of `size` bytes in memory. Raises EnvironmentFault where there is no room for them."""
+    folder = SHARED if SHARED.is_dir() else Path(tempfile.gettempdir())
+    status = os.statvfs(folder)
+    free = status.f_bavail * status.f_frsize
+    if free < SLOTS * size:
+        raise EnvironmentFault(
+            f"{folder}: {free / 2**20:.0f} MiB free, capture needs {SLOTS * size / 2**20:.0f}; lower "
+            "capture.batch_tokens, or give the container more shared memory"
+        )
+    paths: list[Path] = []
+    for _ in range(SLOTS):
+        handle, name = tempfile.mkstemp(prefix="draftsmith-", dir=folder)
+        os.truncate(handle, size)
+        os.close(handle)
+        paths.append(Path(name))
+    return paths
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])

@@ -1,0 +1,139 @@
+"""Packs made ready before the trainer needs them: read from disk, or captured just then; copied to the GPU meanwhile."""
+
+import queue
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import fields, is_dataclass, replace
+from typing import Any
+
+import torch
+
+from train.pack import Pack, Steps, to_device
+
+Load = Callable[[Sequence[int]], Pack]
+Fed = tuple[list[Pack], float]
+"""packs of one optimiser step, and the seconds that the trainer waited for them"""
+AHEAD = 6
+"""optimiser steps that are made ready before they are needed"""
+
+
+def feed(ready: Iterator[Fed], device: torch.device) -> Iterator[Fed]:
+    """The same packs on `device`; on a GPU the copy runs on a stream of its own, beside the step before."""
+    return _copied(ready, device) if device.type == "cuda" else ready
+
+
+def from_disk(load: Load, steps: Steps, pin: bool) -> Iterator[Fed]:
+    """Packs of each optimiser step, in order, read by threads; `pin`: into page-locked memory."""
+    with ThreadPoolExecutor(AHEAD) as pool:
+        waiting: deque[Future[list[Pack]]] = deque()
+        for numbers in steps:
+            waiting.append(pool.submit(_read, load, numbers, pin))
+            if len(waiting) > AHEAD:
+                yield _wait(waiting.popleft())
+        while waiting:
+            yield _wait(waiting.popleft())
+
+
+@contextmanager
+def from_capture(packs: Iterable[list[Pack]]) -> Generator[Iterator[Fed], None, None]:
+    """Packs of each optimiser step from a running capture, through a queue of AHEAD steps; its errors are raised here."""
+    made: queue.Queue[list[Pack] | BaseException | None] = queue.Queue(AHEAD)
+    stopped = threading.Event()
+
+    def fill() -> None:
+        try:
+            for one in packs:
+                if not _put(made, one, stopped):
+                    return
+            _put(made, None, stopped)
+        except BaseException as error:
+            _put(made, error, stopped)
+
+    thread = threading.Thread(target=fill, daemon=True)
+    thread.start()
+    try:
+        yield _taken(made)
+    finally:
+        stopped.set()
+        thread.join()
+
+
+def _put(made: "queue.Queue[Any]", one: Any, stopped: threading.Event) -> bool:
+    """True once the queue took it; False where the trainer has stopped."""
+    while not stopped.is_set():
+        try:
+            made.put(one, timeout=0.1)
+        except queue.Full:
+            continue
+        return True
+    return False
+
+
+def _taken(made: "queue.Queue[list[Pack] | BaseException | None]") -> Iterator[Fed]:
+    while True:
+        started = time.perf_counter()
+        one = made.get()
+        if one is None:
+            return
+        if isinstance(one, BaseException):
+            raise one
+        yield one, time.perf_counter() - started
+
+
+def _copied(read: Iterator[Fed], device: torch.device) -> Iterator[Fed]:
+    """The same one step later, so that a copy runs on its own stream beside the step before."""
+    side = torch.cuda.Stream(device)
+    ready: tuple[list[Pack], float, torch.cuda.Event] | None = None
+    for packs, waited in read:
+        with torch.cuda.stream(side):
+            moved = [to_device(one, device) for one in packs]
+        following = (moved, waited, side.record_event())
+        if ready is not None:
+            yield _use(*ready)
+        ready = following
+    if ready is not None:
+        yield _use(*ready)
+
+
+def _read(load: Load, numbers: list[list[int]], pin: bool) -> list[Pack]:
+    packs = [load(one) for one in numbers]
+    return [pinned(one) for one in packs] if pin else packs
+
+
+def pinned(one: Pack) -> Pack:
+    """The pack in page-locked memory."""
+    return _each(one, torch.Tensor.pin_memory)
+
+
+def _wait(coming: Future[list[Pack]]) -> Fed:
+    started = time.perf_counter()
+    packs = coming.result()
+    return packs, time.perf_counter() - started
+
+
+def _use(packs: list[Pack], waited: float, copied: torch.cuda.Event) -> Fed:
+    """Order the trainer's stream after the copy, and tell the allocator that it reads what was copied."""
+    stream = torch.cuda.current_stream()
+    stream.wait_event(copied)
+
+    def recorded(tensor: torch.Tensor) -> torch.Tensor:
+        tensor.record_stream(stream)
+        return tensor
+
+    return [_each(one, recorded) for one in packs], waited
+
+
+def _each(one: Any, do: Callable[[torch.Tensor], torch.Tensor]) -> Any:
+    """The dataclass with every tensor in it replaced."""
+    changed: dict[str, Any] = {}
+    for field in fields(one):
+        value = getattr(one, field.name)
+        if isinstance(value, torch.Tensor):
+            changed[field.name] = do(value)
+        elif is_dataclass(value):
+            changed[field.name] = _each(value, do)
+    return replace(one, **changed)

@@ -1,0 +1,48 @@
+"""Where things stand in a packed sequence: documents, positions in them, positions that draft.
+
+Shapes: S positions of a pack, M positions that draft (kept), C documents + 1.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import torch
+
+Span = tuple[int, int]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Places:
+    """docs: [start, end) of each document; starts_C: their starts and the end, int32; longest: tokens of the longest,
+    rounded up to a power of two (a kernel's grid, so few values); position_S: from 0 in each document; kept_M.
+    """
+
+    docs: tuple[Span, ...]
+    longest: int
+    starts_C: torch.Tensor
+    position_S: torch.Tensor
+    kept_M: torch.Tensor
+
+
+def places(docs: Sequence[Span], kept_M: torch.Tensor) -> Places:
+    """Places of documents side by side, on kept_M's device."""
+    device = kept_M.device
+    starts = [start for start, _ in docs] + [docs[-1][1]]
+    return Places(
+        docs=tuple(docs),
+        longest=1 << (max(end - start for start, end in docs) - 1).bit_length(),
+        starts_C=torch.tensor(starts, dtype=torch.int32, device=device),
+        position_S=torch.cat([torch.arange(end - start, device=device) for start, end in docs]),
+        kept_M=kept_M,
+    )
+
+
+def everywhere(one: Places) -> Places:
+    """The same documents with every position kept."""
+    return replace(one, kept_M=torch.arange(len(one.position_S), device=one.kept_M.device))
+
+
+def to(one: Places, device: torch.device) -> Places:
+    """The same on another device."""
+    tensors = {name: getattr(one, name).to(device, non_blocking=True) for name in ("starts_C", "position_S", "kept_M")}
+    return replace(one, **tensors)
