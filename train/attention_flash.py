@@ -34,7 +34,7 @@ class _Joint(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any, q_MNE: torch.Tensor, k_SGE: torch.Tensor, v_SGE: torch.Tensor, kept_M: torch.Tensor,
-        starts_C: torch.Tensor, longest: int, left: int, *later: torch.Tensor,
+        starts_C: torch.Tensor, longest: torch.Tensor, left: int, *later: torch.Tensor,
     ) -> torch.Tensor:  # fmt: skip
         first_SNE, norm_NS = forward(_spread(q_MNE, kept_M, len(k_SGE)), k_SGE, v_SGE, starts_C, longest, left)
         out, norm_MN = first_SNE[kept_M].float(), norm_NS[:, kept_M].T
@@ -44,19 +44,19 @@ class _Joint(torch.autograd.Function):
         for score, v in zip(scores, later[1::2], strict=True):
             out = out + (score - joint_MN).exp()[..., None] * _heads(v, q_MNE)
         out = out.to(q_MNE.dtype)
-        ctx.save_for_backward(q_MNE, k_SGE, v_SGE, kept_M, starts_C, out, joint_MN, *later)
-        ctx.longest, ctx.left = longest, left
+        ctx.save_for_backward(q_MNE, k_SGE, v_SGE, kept_M, starts_C, longest, out, joint_MN, *later)
+        ctx.left = left
         return out
 
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor) -> tuple[Any, ...]:
-        q, k, v, kept, starts, out, joint, *later = ctx.saved_tensors
+        q, k, v, kept, starts, longest, out, joint, *later = ctx.saved_tensors
         grad = grads[0].contiguous()
         spread = [_spread(x, kept, len(k)) for x in (grad, q, out)]
         joint_NS = _spread(joint, kept, len(k)).T.contiguous()
-        dq_S, dk, dv = backward(*spread, joint_NS, k, v, starts, ctx.longest, ctx.left)
+        dq_S, dk, dv = backward(*spread, joint_NS, k, v, starts, longest, ctx.left)
         dq, row_MN1 = dq_S[kept].float(), (grad.float() * out.float()).sum(-1, keepdim=True)
-        scale, later_grads = q.shape[-1] ** -0.5, list[torch.Tensor]()
+        scale, later_grads = q.shape[-1] ** -0.5, []
         for own_k, own_v in zip(later[::2], later[1::2], strict=True):
             keys, values = _heads(own_k, q), _heads(own_v, q)
             p_MN1 = (_scores(q, own_k) - joint).exp()[..., None]
@@ -68,13 +68,13 @@ class _Joint(torch.autograd.Function):
 
 @torch.library.custom_op("draftsmith::flash_forward", mutates_args=())
 def forward(
-    q_SNE: torch.Tensor, k_SGE: torch.Tensor, v_SGE: torch.Tensor, starts_C: torch.Tensor, longest: int, left: int
+    q_SNE: torch.Tensor, k_SGE: torch.Tensor, v_SGE: torch.Tensor, starts_C: torch.Tensor, longest: torch.Tensor, left: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Causal attention within each document: output [S, N, E] and log-sum-exp [N, S]; left: keys before one's own that
     are seen, -1 = all.
     """
     out, norm_NS, *_ = _ops._flash_attention_forward(
-        q_SNE, k_SGE, v_SGE, starts_C, starts_C, longest, longest, 0.0, True, False,
+        q_SNE, k_SGE, v_SGE, starts_C, starts_C, int(longest), int(longest), 0.0, True, False,
         scale=q_SNE.shape[-1] ** -0.5, **_span(left),
     )  # fmt: skip
     return out, norm_NS
@@ -83,12 +83,12 @@ def forward(
 @torch.library.custom_op("draftsmith::flash_backward", mutates_args=())
 def backward(
     grad_SNE: torch.Tensor, q_SNE: torch.Tensor, out_SNE: torch.Tensor, norm_NS: torch.Tensor, k_SGE: torch.Tensor,
-    v_SGE: torch.Tensor, starts_C: torch.Tensor, longest: int, left: int,
+    v_SGE: torch.Tensor, starts_C: torch.Tensor, longest: torch.Tensor, left: int,
 ) -> Triple:  # fmt: skip
     """Gradients of q, k and v, given the (joint) output and log-sum-exp."""
     unused = torch.zeros(2, dtype=torch.uint64, device=q_SNE.device)
     dq, dk, dv = _ops._flash_attention_backward(
-        grad_SNE, q_SNE, k_SGE, v_SGE, out_SNE, norm_NS, starts_C, starts_C, longest, longest, 0.0, True,
+        grad_SNE, q_SNE, k_SGE, v_SGE, out_SNE, norm_NS, starts_C, starts_C, int(longest), int(longest), 0.0, True,
         unused, unused, scale=q_SNE.shape[-1] ** -0.5, **_span(left),
     )  # fmt: skip
     return dq, dk, dv
@@ -96,7 +96,7 @@ def backward(
 
 @forward.register_fake
 def _(
-    q_SNE: torch.Tensor, k_SGE: torch.Tensor, v_SGE: torch.Tensor, starts_C: torch.Tensor, longest: int, left: int
+    q_SNE: torch.Tensor, k_SGE: torch.Tensor, v_SGE: torch.Tensor, starts_C: torch.Tensor, longest: torch.Tensor, left: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
     return torch.empty_like(q_SNE), q_SNE.new_empty((q_SNE.shape[1], q_SNE.shape[0]), dtype=torch.float32)
 
@@ -104,7 +104,7 @@ def _(
 @backward.register_fake
 def _(
     grad_SNE: torch.Tensor, q_SNE: torch.Tensor, out_SNE: torch.Tensor, norm_NS: torch.Tensor, k_SGE: torch.Tensor,
-    v_SGE: torch.Tensor, starts_C: torch.Tensor, longest: int, left: int,
+    v_SGE: torch.Tensor, starts_C: torch.Tensor, longest: torch.Tensor, left: int,
 ) -> Triple:  # fmt: skip
     return torch.empty_like(q_SNE), torch.empty_like(k_SGE), torch.empty_like(v_SGE)
 

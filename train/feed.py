@@ -121,7 +121,8 @@ def _use(packs: list[Pack], waited: float, copied: torch.cuda.Event) -> Fed:
     stream.wait_event(copied)
 
     def recorded(tensor: torch.Tensor) -> torch.Tensor:
-        tensor.record_stream(stream)
+        if tensor.is_cuda:
+            tensor.record_stream(stream)
         return tensor
 
     return [_each(one, recorded) for one in packs], waited

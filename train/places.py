@@ -14,11 +14,11 @@ Span = tuple[int, int]
 @dataclass(frozen=True, kw_only=True)
 class Places:
     """docs: [start, end) of each document; starts_C: their starts and the end, int32; longest: tokens of the longest,
-    rounded up to a power of two (a kernel's grid, so few values); position_S: from 0 in each document; kept_M.
+    a scalar that stays on the CPU (a number would be compiled in); position_S: from 0 in each document; kept_M.
     """
 
     docs: tuple[Span, ...]
-    longest: int
+    longest: torch.Tensor
     starts_C: torch.Tensor
     position_S: torch.Tensor
     kept_M: torch.Tensor
@@ -30,7 +30,7 @@ def places(docs: Sequence[Span], kept_M: torch.Tensor) -> Places:
     starts = [start for start, _ in docs] + [docs[-1][1]]
     return Places(
         docs=tuple(docs),
-        longest=1 << (max(end - start for start, end in docs) - 1).bit_length(),
+        longest=torch.tensor(max(end - start for start, end in docs)),
         starts_C=torch.tensor(starts, dtype=torch.int32, device=device),
         position_S=torch.cat([torch.arange(end - start, device=device) for start, end in docs]),
         kept_M=kept_M,

@@ -31,8 +31,8 @@ from train.step import Frozen, Step, compiled
 TOKENS, WARM, STEPS = 8192, 5, 16
 
 
-def ours(shape: Shape, ttt: int, optimizer: str) -> dict[str, Any]:
-    """One cell of ours."""
+def ours(shape: Shape, ttt: int, optimizer: str, profiled: bool = False) -> dict[str, Any]:
+    """One cell of ours; `profiled`: the kernels that take longest go to stderr."""
     device = torch.device("cuda")
     settings = Train(epochs=1.0, ttt_steps=ttt, optimizer=optimizer, pack_tokens=TOKENS)  # pyright: ignore[reportArgumentType]
     d2t_D, t2d_V = vocabulary(shape)
@@ -60,6 +60,14 @@ def ours(shape: Shape, ttt: int, optimizer: str) -> dict[str, Any]:
         if number == WARM - 1:
             torch.cuda.reset_peak_memory_stats()
     torch.cuda.synchronize()
+    if profiled:
+        from torch.profiler import ProfilerActivity, profile
+
+        with profile(activities=[ProfilerActivity.CUDA]) as seen:
+            for batch, _ in feed((([packs[0]], 0.0) for _ in range(2)), device):
+                optimise(accelerator, model, optimizers, batch, frozen, settings)
+            torch.cuda.synchronize()
+        print(seen.key_averages().table(sort_by="cuda_time_total", row_limit=40, max_name_column_width=70), file=sys.stderr)
     flops = statistics.mean(our_flops(shape, one, ttt) for one in packs)
     full = statistics.mean(full_flops(shape, one, ttt) for one in packs)
     return result(marks, flops, full, first, float(figures["loss"]))
@@ -85,6 +93,7 @@ def main() -> None:
     parser.add_argument("--optimizers", default="adamw")
     parser.add_argument("--sides", default="ours,peer")
     parser.add_argument("--out", type=Path, default=Path("bench-train.jsonl"))
+    parser.add_argument("--profile", action="store_true", help="print our slowest kernels")
     parser.add_argument("--cell", help="SIDE:SHAPE:TTT:OPTIMIZER, run here and printed as JSON")
     given = parser.parse_args()
     if given.cell:
@@ -94,7 +103,7 @@ def main() -> None:
 
             print(json.dumps(peer(SHAPES[name], int(ttt), optimizer)))
         else:
-            print(json.dumps(ours(SHAPES[name], int(ttt), optimizer)))
+            print(json.dumps(ours(SHAPES[name], int(ttt), optimizer, given.profile)))
         return
     for name in given.shapes.split(","):
         for ttt in given.ttt.split(","):

@@ -32,14 +32,14 @@ def _probabilities(
     return (score - norm[..., None]).exp(), norm
 
 
-def _forward(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, starts: torch.Tensor, _: int, left: int) -> object:
+def _forward(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, starts: torch.Tensor, _: torch.Tensor, left: int) -> object:
     p, norm = _probabilities(q, k, starts, left, None)
     return torch.einsum("nst,tne->sne", p, v.repeat_interleave(q.shape[1] // v.shape[1], 1)), norm
 
 
 def _backward(
     grad: torch.Tensor, q: torch.Tensor, out: torch.Tensor, norm: torch.Tensor, k: torch.Tensor, v: torch.Tensor,
-    starts: torch.Tensor, _: int, left: int,
+    starts: torch.Tensor, _: torch.Tensor, left: int,
 ) -> object:  # fmt: skip
     """The flash backward's formulas: probabilities from the given log-sum-exp, row sums from the given output."""
     repeat, scale = q.shape[1] // k.shape[1], q.shape[-1] ** -0.5

@@ -1,0 +1,98 @@
+"""The step as a GPU runs it, on the CPU: flash attention and the loss kernel replaced by plain tensors, the rest ours.
+
+One graph without breaks for packs of every size, and the eager step's loss and gradients.
+"""
+
+import sys
+from collections.abc import Iterator
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch._dynamo.testing import CompileCounterWithBackend
+
+from recipes.schema import Train
+from tests.bench.shapes import SHAPES, documents, head_config, vocabulary
+from tests.train.test_attention_flash import _backward, _forward
+from train import attention_flash, eagle3, losses, losses_fused, step
+from train.eagle3 import Eagle3
+from train.pack import Pack, pack
+from train.step import Frozen, Step, mark
+
+SHAPE = SHAPES["tiny"]
+
+
+def rows(
+    logits: torch.Tensor, teacher: torch.Tensor, shift: int, weight: torch.Tensor, loss: torch.Tensor,
+    ids: torch.Tensor, kind: int,
+) -> None:  # fmt: skip
+    """The kernel's contract (test_losses.py holds the kernel itself to it)."""
+    target = teacher[(torch.arange(len(logits)) + shift).clamp_max(len(teacher) - 1)]
+    q, p = logits.softmax(-1), target.softmax(-1)
+    accepted, above = torch.minimum(p, q).sum(-1), torch.where(q < p, q, 0.0).sum(-1, keepdim=True)
+    share = (-losses.LK_DECAY * accepted).exp() if kind == 2 else torch.ones_like(accepted)
+    loss.copy_((share * losses.kl(logits, target) + (1 - share) * (1 - accepted)) * weight)
+    ids.copy_(logits.argmax(-1))
+    slope = share[:, None] * (q - p) - (1 - share[:, None]) * q * ((q < p).float() - above)
+    logits.copy_(slope * weight[:, None])
+
+
+@pytest.fixture(autouse=True)
+def _as_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setattr(attention_flash, "forward", _forward)
+    monkeypatch.setattr(attention_flash, "backward", _backward)
+    kernel: Any = ModuleType("train.loss_kernel")
+    kernel.rows = rows
+    monkeypatch.setitem(sys.modules, "train.loss_kernel", kernel)
+    yield
+    torch._dynamo.reset()
+
+
+def made(settings: Train, trained: bool = False) -> Step:
+    """A step of the tiny shape in fp32, so that only mistakes differ."""
+    torch.manual_seed(0)
+    head = Eagle3(head_config(SHAPE))
+    head.lm_head.weight.requires_grad_(trained)
+    d2t_D, t2d_V = vocabulary(SHAPE)
+    frozen = Frozen(
+        embed_VH=torch.randn(SHAPE.vocab, SHAPE.hidden) * 0.1, teacher_DH=torch.randn(SHAPE.draft, SHAPE.hidden) * 0.1,
+        d2t_D=d2t_D, t2d_V=t2d_V,
+    )  # fmt: skip
+    return Step(head, frozen, settings)
+
+
+def results(model: Any, one: Step, packs: list[Pack]) -> list[torch.Tensor]:
+    """Loss, hits, judged and all gradients, pack by pack."""
+    found: list[torch.Tensor] = []
+    for each in packs:
+        parts = model(mark(each))
+        one.zero_grad()
+        parts["loss"].backward()
+        grads = torch.cat([p.grad.flatten() for p in one.parameters() if p.grad is not None])
+        found += [parts["loss"].detach(), parts["hits"], parts["judged"], grads]
+    return found
+
+
+@pytest.mark.parametrize(("loss", "trained"), [("kl", False), ("lk_lambda", True)])
+def test_one_graph_for_every_pack_gives_the_eager_step(
+    monkeypatch: pytest.MonkeyPatch, loss: Any, trained: bool
+) -> None:
+    settings = Train(epochs=1.0, ttt_steps=3, loss=loss)
+    packs = [pack(documents(SHAPE, tokens, seed)) for seed, tokens in enumerate((1500, 2300, 1210))]
+    eager = made(settings, trained)
+    expected = results(eager, eager, packs)
+    monkeypatch.setattr(eagle3, "_attend", attention_flash.attend)
+    monkeypatch.setattr(step, "_taught", lambda _like: losses_fused.taught)
+    fused = made(settings, trained)
+    graphs = CompileCounterWithBackend("aot_eager")
+    compiled = torch.compile(fused, fullgraph=True, backend=graphs)
+    for ours, theirs in zip(results(compiled, fused, packs), expected, strict=True):
+        torch.testing.assert_close(ours, theirs, atol=2e-4, rtol=2e-4)
+    assert graphs.frame_count == 1
+
+
+def test_a_step_in_fp32_or_on_a_cpu_takes_the_eager_twins() -> None:
+    like: Any = SimpleNamespace(is_cuda=True, dtype=torch.float32)
+    assert step._taught(like) is losses.taught
+    assert step._taught(torch.zeros(1, dtype=torch.bfloat16)) is losses.taught
