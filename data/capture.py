@@ -57,26 +57,33 @@ def make(recipe: Recipe, run: Path, out: Path) -> dict[str, Any]:
 @contextmanager
 def capturing(recipe: Recipe, run: Path, rows: list[Row]) -> Generator[tuple[Capture, dict[str, Any]], None, None]:
     """(batches -> their features, in order; what the checks found) of the recipe's backend, while it runs."""
-    engine, path, layers = backend(recipe), served_path(run), aux_layers(recipe)
-    chosen = picked(rows, recipe.capture.check_rows)
-    local = (
-        capture_hf.open_target(path, layers, getattr(torch, recipe.target.dtype)) if chosen or engine == "hf" else None
-    )
-    found: dict[str, Any] = {"backend": engine}
-    reference: list[Features] = []
-    if local is not None and chosen:
-        found["teacher_error"] = round(teacher_error(local, output_matrix(path), chosen), 5)
-        reference = [capture_hf.forward(local, [row])[0] for row in chosen]
-    if engine == "hf" and local is not None:
-        yield (lambda batches: (capture_hf.forward(local, batch) for batch in batches)), found
+    chosen, path, layers = picked(rows, recipe.capture.check_rows), served_path(run), aux_layers(recipe)
+    if backend(recipe) == "hf":
+        session = capture_hf.open_target(path, layers, getattr(torch, recipe.target.dtype))
+        error = teacher_error(session, output_matrix(path), chosen)
+        yield (lambda batches: (capture_hf.forward(session, batch) for batch in batches)), _found("hf", error, {})
         return
-    del local
+    error, reference = _reference(recipe, path, chosen) if chosen else (0.0, [])
+    with capture_sglang.session(recipe, run, path, run / "logs" / "capture.log") as opened:
+        streamed = capture_sglang.stream(opened, [[row] for row in chosen])
+        captured = [copied(one) for batch in streamed for one in batch]
+        errors = state_errors(captured, reference, layers) if chosen else {}
+        yield (lambda batches: capture_sglang.stream(opened, batches)), _found("sglang", error, errors)
+
+
+def _found(engine: str, error: float, errors: dict[str, float]) -> dict[str, Any]:
+    return {"backend": engine, "teacher_error": round(error, 5), **({"state_errors": errors} if errors else {})}
+
+
+def _reference(recipe: Recipe, path: Path, rows: list[Row]) -> tuple[float, list[Features]]:
+    """The teacher's error and the features of a plain transformers forward; its memory is free again afterwards."""
+    session = capture_hf.open_target(path, aux_layers(recipe), getattr(torch, recipe.target.dtype))
+    error = teacher_error(session, output_matrix(path), rows)
+    reference = [capture_hf.forward(session, [row])[0] for row in rows]
+    del session
     if torch.cuda.is_available():
         torch.cuda.empty_cache()
-    with capture_sglang.session(recipe, run, path, run / "logs" / "capture.log") as opened:
-        captured = [copied(one) for batch in capture_sglang.stream(opened, [[row] for row in chosen]) for one in batch]
-        found["state_errors"] = state_errors(captured, reference, layers) if chosen else "not checked"
-        yield (lambda batches: capture_sglang.stream(opened, batches)), found
+    return error, reference
 
 
 def backend(recipe: Recipe) -> str:

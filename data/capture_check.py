@@ -33,8 +33,8 @@ def teacher_error(session: capture_hf.Session, lm_head_VH: torch.Tensor, rows: l
         worst = max(worst, float((ours - theirs).norm() / theirs.norm()))
     if not worst < TEACHER_BOUND:
         raise ValueError(
-            f"the teacher's logits differ from the target's own by {worst:.3f} (bound {TEACHER_BOUND}): the final norm, "
-            "a logit scale or a logit cap of this family is not handled; nothing was captured"
+            f"the teacher's logits differ from the target's own by {worst:.3f} (bound {TEACHER_BOUND}): the final "
+            "norm, a logit scale or a logit cap of this family is not handled; nothing was captured"
         )
     return worst
 
@@ -57,7 +57,7 @@ def state_errors(captured: list[Features], reference: list[Features], layers: tu
         errors[name] = round(float(torch.cat(found).median()), 5)
     if not max(errors.values()) < STATE_BOUND:
         raise ValueError(
-            f"captured states differ from a transformers forward by {errors} (bound {STATE_BOUND}): the engine captured "
-            "other layers or other positions; nothing was captured"
+            f"captured states differ from a transformers forward by {errors} (bound {STATE_BOUND}): the engine "
+            "captured other layers or other positions; nothing was captured"
         )
     return errors

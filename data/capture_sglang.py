@@ -46,8 +46,9 @@ class Session:
 
 
 @contextmanager
-def session(recipe: Recipe, run: Path, model: Path, log: Path) -> Generator[Session, None, None]:
-    """A worker that captures the recipe's layers of the target at `model`; ended in every case.
+def session(recipe: Recipe, run: Path, model: Path, log: Path, plain: bool = False) -> Generator[Session, None, None]:
+    """A worker that captures the recipe's layers of the target at `model`; ended in every case. `plain`: it only
+    prefills, for a measure of the engine alone.
 
     Raises EnvironmentFault where it cannot start, with what its log says.
     """
@@ -57,7 +58,7 @@ def session(recipe: Recipe, run: Path, model: Path, log: Path) -> Generator[Sess
     width = (len(layers) + 1) * hidden
     paths = _make_slots(tokens * width * 2)
     settings: dict[str, Any] = {
-        "model": str(model), "dtype": recipe.target.dtype, "layers": list(layers), "ranks": capture.tensor_parallel,
+        "model": str(model), "dtype": recipe.target.dtype, "layers": [] if plain else list(layers), "ranks": capture.tensor_parallel,
         "port": _free_port() if capture.tensor_parallel > 1 else 0, "memory": capture.memory, "slot_tokens": tokens,
         "width": width, "slots": [str(p) for p in paths], "options": dict(capture.options),
     }  # fmt: skip
@@ -185,7 +186,7 @@ def _make_slots(size: int) -> list[Path]:
         )
     paths: list[Path] = []
     for _ in range(SLOTS):
-        handle, name = tempfile.mkstemp(prefix="draftsmith-", dir=folder)
+        handle, name = tempfile.mkstemp(prefix=f"draftsmith-{os.getpid()}-", dir=folder)
         os.truncate(handle, size)
         os.close(handle)
         paths.append(Path(name))

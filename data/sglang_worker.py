@@ -41,9 +41,11 @@ def open_runner(settings: dict[str, Any]) -> Any:
     runner.alloc_memory_pool()
     runner.init_attention_backends()
     runner.init_cuda_graphs()
+    runner.kept = {}
+    if not settings["layers"]:
+        return runner
     # SGLang names a layer by its own number; the states asked for are those after i layers.
     runner.model.set_eagle3_layers_to_capture([i - 1 for i in settings["layers"]])
-    runner.kept = {}
 
     def keep(_module: Any, given: Any) -> None:
         runner.kept = {"final": given[1], "aux": given[4]}
@@ -118,7 +120,7 @@ def serve(runner: Any, slots: list[torch.Tensor], say: Any) -> None:
             request = json.loads(line)
             lengths = [len(ids) for ids in request["rows"]]
             prefill(runner, request["rows"])
-            packed = states(runner, lengths)
+            packed = states(runner, lengths) if runner.kept else None
         if copied is not None:
             event, reply = copied
             if event is not None:
@@ -132,8 +134,10 @@ def serve(runner: Any, slots: list[torch.Tensor], say: Any) -> None:
             copied = (event, {"slot": request["slot"], "lengths": lengths})
 
 
-def copy(packed: torch.Tensor, slot: torch.Tensor, side: Any) -> Any:
+def copy(packed: torch.Tensor | None, slot: torch.Tensor, side: Any) -> Any:
     """Start the copy; an event to wait for, None where it is done."""
+    if packed is None:  # nothing is captured
+        return torch.cuda.current_stream().record_event() if side else None
     if side is None:
         slot[: len(packed)] = packed
         return None

@@ -63,8 +63,8 @@ def _head_faults(recipe: Recipe) -> list[str]:
         )
     if 0 < head.window <= recipe.train.ttt_steps:
         faults.append(
-            f"head.window: {head.window} is within train.ttt_steps {recipe.train.ttt_steps}, so late steps would see no "
-            "context; set 0 (full) or more"
+            f"head.window: {head.window} is within train.ttt_steps {recipe.train.ttt_steps}, so late steps would see "
+            "no context; set 0 (full) or more"
         )
     if head.norm_before_fc and head.fc_norm:
         faults.append("head.norm_before_fc, head.fc_norm: both true; choose one (fc_norm norms each state apart)")

@@ -22,9 +22,16 @@ def test_files_functions_and_parameters_stay_small(file: Path) -> None:
             size = (node.end_lineno or 0) - node.lineno + 1
             assert size <= 60, f"{node.name}: {size} lines"
             arguments = [*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs]
-            assert len([a for a in arguments if a.arg != "self"]) <= 8, f"{node.name}: too many parameters"
+            given = [a for a in arguments if a.arg not in ("self", "ctx")]
+            assert len(given) <= 6 or _flat(node), f"{node.name}: too many parameters"
             if not node.name.startswith("_") and node.name != "forward":
                 assert ast.get_docstring(node) or _nested(node, file), f"{node.name}: public, without a docstring"
+
+
+def _flat(node: ast.FunctionDef | ast.AsyncFunctionDef) -> bool:
+    """Torch and Triton take a kernel's buffers one by one."""
+    decorators = " ".join(ast.unparse(d) for d in node.decorator_list)
+    return any(name in decorators for name in ("triton.jit", "custom_op", "register_fake", "staticmethod"))
 
 
 def _nested(node: ast.AST, file: Path) -> bool:

@@ -50,6 +50,7 @@ class _Joint(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor) -> tuple[Any, ...]:
+        """Of queries, step-0 keys and values, and each later step's: in the order of `forward`."""
         q, k, v, kept, starts, longest, out, joint, *later = ctx.saved_tensors
         grad = grads[0].contiguous()
         spread = [_spread(x, kept, len(k)) for x in (grad, q, out)]
@@ -68,8 +69,9 @@ class _Joint(torch.autograd.Function):
 
 @torch.library.custom_op("draftsmith::flash_forward", mutates_args=())
 def forward(
-    q_SNE: torch.Tensor, k_SGE: torch.Tensor, v_SGE: torch.Tensor, starts_C: torch.Tensor, longest: torch.Tensor, left: int
-) -> tuple[torch.Tensor, torch.Tensor]:
+    q_SNE: torch.Tensor, k_SGE: torch.Tensor, v_SGE: torch.Tensor, starts_C: torch.Tensor, longest: torch.Tensor,
+    left: int,
+) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
     """Causal attention within each document: output [S, N, E] and log-sum-exp [N, S]; left: keys before one's own that
     are seen, -1 = all.
     """
@@ -96,8 +98,9 @@ def backward(
 
 @forward.register_fake
 def _(
-    q_SNE: torch.Tensor, k_SGE: torch.Tensor, v_SGE: torch.Tensor, starts_C: torch.Tensor, longest: torch.Tensor, left: int
-) -> tuple[torch.Tensor, torch.Tensor]:
+    q_SNE: torch.Tensor, k_SGE: torch.Tensor, v_SGE: torch.Tensor, starts_C: torch.Tensor, longest: torch.Tensor,
+    left: int,
+) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
     return torch.empty_like(q_SNE), q_SNE.new_empty((q_SNE.shape[1], q_SNE.shape[0]), dtype=torch.float32)
 
 

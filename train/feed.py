@@ -1,4 +1,4 @@
-"""Packs made ready before the trainer needs them: read from disk, or captured just then; copied to the GPU meanwhile."""
+"""Packs made ready before the trainer needs them: read from disk or captured just then, copied to the GPU meanwhile."""
 
 import queue
 import threading
@@ -40,7 +40,7 @@ def from_disk(load: Load, steps: Steps, pin: bool) -> Iterator[Fed]:
 
 @contextmanager
 def from_capture(packs: Iterable[list[Pack]]) -> Generator[Iterator[Fed], None, None]:
-    """Packs of each optimiser step from a running capture, through a queue of AHEAD steps; its errors are raised here."""
+    """Packs of each optimiser step from a running capture, through a queue of AHEAD steps; raises its errors."""
     made: queue.Queue[list[Pack] | BaseException | None] = queue.Queue(AHEAD)
     stopped = threading.Event()
 

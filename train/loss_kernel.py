@@ -16,18 +16,20 @@ BLOCK = 4096
 
 
 def rows(
-    logits_RD: torch.Tensor, teacher_MD: torch.Tensor, shift: int, weight_R: torch.Tensor, loss_R: torch.Tensor,
-    ids_R: torch.Tensor, kind: int,
-) -> None:  # fmt: skip
-    """Fill loss_R (weighted) and ids_R, and overwrite logits_RD with the gradient of loss_R.
+    logits_RD: torch.Tensor, teacher_MD: torch.Tensor, shift: int, weight_R: torch.Tensor, kind: int
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """(weighted loss [R], highest draft token [R]); logits_RD becomes the gradient of the losses' sum.
 
     Row r has teacher row r + shift, the last one where that is past the end. kind: place of the loss in losses.LOSSES.
     """
     count, size = logits_RD.shape
+    loss_R = torch.empty(count, device=logits_RD.device)
+    ids_R = torch.empty(count, dtype=torch.int64, device=logits_RD.device)
     block = min(BLOCK, triton.next_power_of_2(size))
     kernel: Any = _rows[(count,)]
     kernel(logits_RD, teacher_MD, weight_R, loss_R, ids_R, shift, len(teacher_MD) - 1, size, kind, LK_DECAY, block,
            num_warps=8)  # fmt: skip
+    return loss_R, ids_R
 
 
 @triton.jit

@@ -34,19 +34,18 @@ def _taught(
     """(loss, ids_M, gradient of normed, gradient of lm_head or empty)."""
     from train.loss_kernel import rows  # Triton is there on GPU machines only
 
-    size = len(normed_MH)
-    loss_M = torch.empty(size, device=normed_MH.device)
-    ids_M = torch.empty(size, dtype=torch.int64, device=normed_MH.device)
+    found: list[tuple[torch.Tensor, torch.Tensor]] = []
     grad_MH, grad_DH = torch.empty_like(normed_MH), _lm_head_grad(lm_head_DH, trained)
     step = max(1, SLICE // len(lm_head_DH))
-    for first in range(0, size, step):
+    for first in range(0, len(normed_MH), step):
         part = slice(first, first + step)
         logits_RD = normed_MH[part] @ lm_head_DH.T
-        rows(logits_RD, teacher_MD, first + shift, weight_M[part], loss_M[part], ids_M[part], kind)
+        found.append(rows(logits_RD, teacher_MD, first + shift, weight_M[part], kind))
         torch.mm(logits_RD, lm_head_DH, out=grad_MH[part])
         if trained:
             grad_DH += logits_RD.T @ normed_MH[part]
-    return loss_M.sum(), ids_M, grad_MH, grad_DH.to(lm_head_DH.dtype)
+    losses, ids = zip(*found, strict=True)
+    return torch.cat(losses).sum(), torch.cat(ids), grad_MH, grad_DH.to(lm_head_DH.dtype)
 
 
 @_taught.register_fake

@@ -23,9 +23,9 @@ Steps = list[list[list[int]]]
 class Pack:
     """Documents side by side.
 
-    aux_SAH [S, A*H], input_ids_S, at: where things stand; at.kept_M: positions t whose tokens x_{t+1} and x_{t+2} are one
-    answer's (so they draft); final_MH: the state s_{t+1} at those; run_M: answer tokens from x_{t+1} on in the same
-    answer (step k needs run >= k + 2). The token and the teacher of step k at t are those of step 0 at t + k.
+    aux_SAH [S, A*H], input_ids_S, at: where things stand; at.kept_M: positions t whose tokens x_{t+1} and x_{t+2} are
+    one answer's (so they draft); final_MH: the state s_{t+1} at those; run_M: answer tokens from x_{t+1} on in the
+    same answer (step k needs run >= k + 2). The token and the teacher of step k at t are those of step 0 at t + k.
     """
 
     aux_SAH: torch.Tensor

@@ -75,8 +75,8 @@ def taught_count(pack: Pack, frozen: Frozen) -> torch.Tensor:
 
 
 def compiled(step: Step) -> Any:
-    """The step as one graph on a GPU, for any number of positions; as it is on a CPU."""
-    if not step.frozen.embed_VH.is_cuda:
+    """The step as one graph for any number of positions, in bf16 on a GPU; elsewhere as it is."""
+    if not _fused(step.frozen.embed_VH):
         return step
     step.compile(fullgraph=True)
     return step
@@ -91,5 +91,8 @@ def mark(pack: Pack) -> Pack:
 
 
 def _taught(like: torch.Tensor) -> Callable[..., tuple[torch.Tensor, torch.Tensor]]:
-    fused = like.is_cuda and like.dtype == torch.bfloat16
-    return (losses_fused if fused else losses).taught
+    return (losses_fused if _fused(like) else losses).taught
+
+
+def _fused(like: torch.Tensor) -> bool:
+    return like.is_cuda and like.dtype == torch.bfloat16

@@ -29,7 +29,7 @@ class Tracker:
             )  # fmt: skip
 
     def log(self, step: int, seen: int, result: dict[str, Any], speed: dict[str, float]) -> None:
-        """One optimiser step: loss, accuracy by TTT step, learning rate; speed goes to wandb only, as it never repeats."""
+        """One optimiser step: loss, accuracy by TTT step, learning rate; speed, which never repeats, goes to wandb."""
         self._line({"step": step, "seen": seen, **result})
         if self._wandb is not None:
             accuracy = {f"accuracy/{k}": a for k, a in enumerate(result["accuracy"])}

@@ -1,8 +1,8 @@
 # pyright: basic
 """Speculators 0.9's own EAGLE-3 model, loss, optimiser and train_epoch on the benchmark's documents.
 
-Only the loading of the target's weights and the reading of files are replaced: random matrices, and batches that its own
-CollateFn made, pinned. Its profile log is off (log_freq), as that synchronises.
+Only the loading of the target's weights and the reading of files are replaced: random matrices, and batches that its
+own CollateFn made, pinned. Its profile log is off (log_freq), as that synchronises.
 """
 
 import argparse

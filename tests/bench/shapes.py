@@ -86,8 +86,8 @@ def vocabulary(shape: Shape) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def our_flops(shape: Shape, pack: Pack, steps: int) -> float:
-    """What our step computes: later steps and queries only where a position drafts; fc and lm_head without the gradients
-    that nobody needs (fc's input, the frozen lm_head); attention over the keys that a query may see.
+    """What our step computes: later steps and queries only where a position drafts; fc and lm_head without the
+    gradients that nobody needs (fc's input, the frozen lm_head); attention over the keys that a query may see.
     """
     s, m = len(pack.input_ids_S), len(pack.at.kept_M)
     keys, rest = _layer(shape)

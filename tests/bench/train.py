@@ -67,7 +67,7 @@ def ours(shape: Shape, ttt: int, optimizer: str, profiled: bool = False) -> dict
             for batch, _ in feed((([packs[0]], 0.0) for _ in range(2)), device):
                 optimise(accelerator, model, optimizers, batch, frozen, settings)
             torch.cuda.synchronize()
-        print(seen.key_averages().table(sort_by="cuda_time_total", row_limit=40, max_name_column_width=70), file=sys.stderr)
+        print(seen.key_averages().table(sort_by="cuda_time_total", row_limit=40), file=sys.stderr)
     flops = statistics.mean(our_flops(shape, one, ttt) for one in packs)
     full = statistics.mean(full_flops(shape, one, ttt) for one in packs)
     return result(marks, flops, full, first, float(figures["loss"]))

@@ -1,7 +1,7 @@
 """The joined attention against the eager one, with a plain stand-in for the GPU's flash kernel.
 
-What is tested is what is ours: the joining of the two parts, forward and backward. The kernel itself runs on a GPU only;
-`python -m tests.bench.exact` compares the whole there.
+What is tested is what is ours: the joining of the two parts, forward and backward. The kernel itself runs on a GPU
+only; `python -m tests.bench.exact` compares the whole there.
 """
 
 import math
@@ -32,7 +32,9 @@ def _probabilities(
     return (score - norm[..., None]).exp(), norm
 
 
-def _forward(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, starts: torch.Tensor, _: torch.Tensor, left: int) -> object:
+def _forward(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, starts: torch.Tensor, _: torch.Tensor, left: int
+) -> tuple[torch.Tensor, torch.Tensor]:
     p, norm = _probabilities(q, k, starts, left, None)
     return torch.einsum("nst,tne->sne", p, v.repeat_interleave(q.shape[1] // v.shape[1], 1)), norm
 
@@ -40,7 +42,7 @@ def _forward(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, starts: torch.Te
 def _backward(
     grad: torch.Tensor, q: torch.Tensor, out: torch.Tensor, norm: torch.Tensor, k: torch.Tensor, v: torch.Tensor,
     starts: torch.Tensor, _: torch.Tensor, left: int,
-) -> object:  # fmt: skip
+) -> tuple[torch.Tensor, ...]:  # fmt: skip
     """The flash backward's formulas: probabilities from the given log-sum-exp, row sums from the given output."""
     repeat, scale = q.shape[1] // k.shape[1], q.shape[-1] ** -0.5
     keys, values = k.repeat_interleave(repeat, 1), v.repeat_interleave(repeat, 1)

@@ -9,7 +9,7 @@ import pytest
 import torch
 from accelerate.state import AcceleratorState
 
-from data import capture, target, tokens
+from data import capture, capture_hf, target, tokens
 from data.answers import Turn
 from recipes.artifact import Stage, build
 from recipes.load import build as checked
@@ -94,6 +94,41 @@ def test_divergence_stops_the_run_before_the_weights_are_spoilt(
     with pytest.raises(ValueError, match=r"training diverged: loss nan, .*lower train.lr"):
         train(folder, tmp_path / "head")
     assert not (tmp_path / "head" / "head.safetensors").exists()
+
+
+def test_a_streamed_run_trains_as_one_from_disk(folder: Path, tmp_path: Path) -> None:
+    """The same rows in the same order; states differ by the rounding of other batch shapes only."""
+    losses_of: list[list[float]] = []
+    for mode in ("disk", "stream"):
+        out = tmp_path / mode
+        out.mkdir()
+        recipe = recipe_of(folder, epochs=3.0, pack_tokens=70, accumulate=2)
+        recipe = replace(recipe, capture=replace(recipe.capture, mode=mode, check_rows=0))
+        counts = loop.make(recipe, folder / "run", out)
+        lines = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
+        losses_of.append([line["loss"] for line in lines if "loss" in line])
+        assert counts["steps"] == len(losses_of[-1])
+        AcceleratorState._reset_state(reset_partial_state=True)
+    assert losses_of[0] == pytest.approx(losses_of[1], rel=0.02)
+
+
+def test_a_streamed_state_that_is_not_finite_stops_the_run(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = capture_hf.forward
+
+    def spoilt(session: Any, rows: Any) -> Any:
+        aux_SAH = (found := whole(session, rows))[0].aux_SAH.clone()
+        aux_SAH[1, 2] = float("inf")
+        return [replace(found[0], aux_SAH=aux_SAH), *found[1:]]
+
+    monkeypatch.setattr(capture_hf, "forward", spoilt)
+    recipe = recipe_of(folder)
+    recipe = replace(recipe, capture=replace(recipe.capture, mode="stream", check_rows=0))
+    with pytest.raises(
+        ValueError, match=r"a captured state is not finite \(rows .*capture.mode: disk leaves such rows"
+    ):
+        loop.make(recipe, folder / "run", tmp_path)
 
 
 def test_a_warm_start_goes_on_from_the_head_it_names(folder: Path, tmp_path: Path) -> None:
