@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 export HF_HUB_OFFLINE ?= 1
 
-.PHONY: demo test check e2e controls install format
+.PHONY: demo test check e2e bench-train bench-capture install format
 
 demo: install
 	$(BIN)/draftsmith run smollm2-chat
@@ -31,6 +31,15 @@ install: .venv/installed
 	$(BIN)/pip install --quiet --no-deps -r requirements-nodeps.txt
 	$(BIN)/pip install --quiet --no-deps --no-build-isolation -e .
 	touch $@
+
+# Speed on a GPU (tests/bench/): the trainer beside Speculators', capture beside the engine's own prefill.
+bench-train: install
+	$(BIN)/python -m tests.bench.exact
+	$(BIN)/python -m tests.bench.train
+
+# TARGET: a folder; OPTIONS: recipe overrides, e.g. "capture.command=[/path/to/sglang/python]"
+bench-capture: install
+	$(BIN)/python -m tests.bench.capture smollm2-chat $(TARGET) $(OPTIONS)
 
 format:
 	$(BIN)/ruff format .

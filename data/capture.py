@@ -39,7 +39,7 @@ def make(recipe: Recipe, run: Path, out: Path) -> dict[str, Any]:
     checked: dict[str, Any] = {}
     if len(done) < len(groups):
         with capturing(recipe, run, rows) as (capture, checked):
-            _fill(recipe, capture, out, groups, done)
+            fill(recipe, capture, out, groups, done)
     shards = [done[n] for n in range(len(groups))]
     write_index(out, shards, facts.hidden_size, len(layers))
     for sidecar in out.glob("features-*.safetensors.json"):
@@ -76,8 +76,9 @@ def _found(engine: str, error: float, errors: dict[str, float]) -> dict[str, Any
 
 
 def _reference(recipe: Recipe, path: Path, rows: list[Row]) -> tuple[float, list[Features]]:
-    """The teacher's error and the features of a plain transformers forward; its memory is free again afterwards."""
-    session = capture_hf.open_target(path, aux_layers(recipe), getattr(torch, recipe.target.dtype))
+    """The teacher's error, and every layer's state by a plain transformers forward; its memory is free afterwards."""
+    last = recipe.target.facts.num_hidden_layers
+    session = capture_hf.open_target(path, tuple(range(last)), getattr(torch, recipe.target.dtype))
     error = teacher_error(session, output_matrix(path), rows)
     reference = [capture_hf.forward(session, [row])[0] for row in rows]
     del session
@@ -131,8 +132,8 @@ def batches(rows: list[Row], batch_tokens: int) -> list[list[Row]]:
     return cut
 
 
-def _fill(recipe: Recipe, capture: Capture, out: Path, groups: list[list[Row]], done: dict[int, Shard]) -> None:
-    """Capture the shards that are missing; hashing and writing run beside the engine."""
+def fill(recipe: Recipe, capture: Capture, out: Path, groups: list[list[Row]], done: dict[int, Shard]) -> None:
+    """Capture the shards that are missing in `done`, and add them; hashing and writing run beside the engine."""
     missing = [n for n in range(len(groups)) if n not in done]
     cut = {n: batches(groups[n], recipe.capture.batch_tokens) for n in missing}
     flowing = capture(batch for n in missing for batch in cut[n])

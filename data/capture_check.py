@@ -8,9 +8,9 @@ from data.tokens import Row
 
 TEACHER_BOUND = 0.02
 """relative L2 of teacher logits; bf16 noise is below 0.005, a wrong norm above 0.3"""
-STATE_BOUND = 0.05
-"""median over tokens of |difference| / |reference| of a state; two bf16 engines differ by 0.005-0.02, another layer by
-more than 0.2"""
+STATE_BOUND = 0.15
+"""median over tokens of |difference| / |reference| of a state; two bf16 engines differ by 0.005-0.02 (random weights:
+0.07), a missing norm by far more"""
 
 
 def picked(rows: list[Row], count: int) -> list[Row]:
@@ -42,22 +42,34 @@ def teacher_error(session: capture_hf.Session, lm_head_VH: torch.Tensor, rows: l
 def state_errors(captured: list[Features], reference: list[Features], layers: tuple[int, ...]) -> dict[str, float]:
     """Median over tokens of the relative error of each aux state and of the final state, by name.
 
-    Raises ValueError above the bound: the engine captured other layers, or other positions.
+    `reference` holds the states after 0, 1, 2, ... layers. Raises ValueError where a captured state is nearer to
+    another layer's than to its own, or too far from it: the engine captured other layers, or other positions.
     """
-    errors: dict[str, float] = {}
     size = reference[0].final_SH.shape[1]
-    for place, name in enumerate([f"layer {i}" for i in layers] + ["final"]):
-        found: list[torch.Tensor] = []
-        for ours, theirs in zip(captured, reference, strict=True):
-            a, b = (
-                torch.cat([f.aux_SAH, f.final_SH], -1)[:, place * size : (place + 1) * size].float()
-                for f in (ours, theirs)
+    errors = {"final": _error([f.final_SH for f in captured], [f.final_SH for f in reference])}
+    for place, layer in enumerate(layers):
+        ours = [f.aux_SAH[:, place * size : (place + 1) * size] for f in captured]
+        by_layer = [
+            _error(ours, [f.aux_SAH[:, i * size : (i + 1) * size] for f in reference])
+            for i in range(reference[0].aux_SAH.shape[1] // size)
+        ]
+        nearest = min(range(len(by_layer)), key=by_layer.__getitem__)
+        if nearest != layer:
+            raise ValueError(
+                f"what was captured as layer {layer} is nearer to layer {nearest} of a transformers forward "
+                f"({by_layer[layer]}, {by_layer[nearest]}): the engine counts its layers otherwise; nothing was "
+                "captured"
             )
-            found.append((a - b).norm(dim=-1) / b.norm(dim=-1))
-        errors[name] = round(float(torch.cat(found).median()), 5)
+        errors[f"layer {layer}"] = by_layer[layer]
     if not max(errors.values()) < STATE_BOUND:
         raise ValueError(
-            f"captured states differ from a transformers forward by {errors} (bound {STATE_BOUND}): the engine "
-            "captured other layers or other positions; nothing was captured"
+            f"captured states differ from a transformers forward by {errors} (bound {STATE_BOUND}): another norm, or "
+            "other positions; nothing was captured"
         )
     return errors
+
+
+def _error(ours: list[torch.Tensor], theirs: list[torch.Tensor]) -> float:
+    """Median over all tokens of |difference| / |theirs|."""
+    pairs = [(a.float(), b.float()) for a, b in zip(ours, theirs, strict=True)]
+    return round(float(torch.cat([(a - b).norm(dim=-1) / b.norm(dim=-1) for a, b in pairs]).median()), 5)

@@ -58,7 +58,8 @@ def session(recipe: Recipe, run: Path, model: Path, log: Path, plain: bool = Fal
     width = (len(layers) + 1) * hidden
     paths = _make_slots(tokens * width * 2)
     settings: dict[str, Any] = {
-        "model": str(model), "dtype": recipe.target.dtype, "layers": [] if plain else list(layers), "ranks": capture.tensor_parallel,
+        "model": str(model), "dtype": recipe.target.dtype, "layers": [] if plain else list(layers),
+        "ranks": capture.tensor_parallel,
         "port": _free_port() if capture.tensor_parallel > 1 else 0, "memory": capture.memory, "slot_tokens": tokens,
         "width": width, "slots": [str(p) for p in paths], "options": dict(capture.options),
     }  # fmt: skip

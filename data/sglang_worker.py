@@ -1,4 +1,4 @@
-# pyright: basic
+# pyright: basic, reportMissingImports=false
 """Runs in SGLang's own environment, as a program: token ids in on stdin, hidden states out in shared memory.
 
     python sglang_worker.py      one JSON line of settings, then one line a batch: {"slot": 0, "rows": [[1, 2], [3]]}
@@ -96,7 +96,8 @@ def open_slots(settings: dict[str, Any]) -> list[torch.Tensor]:
     slots = [torch.from_file(path, shared=True, size=size, dtype=torch.bfloat16) for path in settings["slots"]]
     if torch.cuda.is_available():
         for slot in slots:
-            torch.cuda.cudart().cudaHostRegister(slot.data_ptr(), slot.numel() * 2, 0)
+            cudart: Any = torch.cuda.cudart()
+            cudart.cudaHostRegister(slot.data_ptr(), slot.numel() * 2, 0)
     return [slot.view(settings["slot_tokens"], settings["width"]) for slot in slots]
 
 

@@ -32,7 +32,7 @@ from export.record import CHECKPOINT, INPUTS, Batch, Parity, Record, Simulated, 
 from export.requests import Arm, Request, write_requests
 from recipes.artifact import digest, write_bytes
 from recipes.faults import EnvironmentFault, GateRefused
-from recipes.schema import Engine, Recipe
+from recipes.schema import Engine, Gate, Recipe
 
 NGRAM = {"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_max": 4, "prompt_lookup_min": 2}
 _WARM_UP_TOKENS = 16
@@ -140,7 +140,7 @@ def jobs(recipe: Recipe, prompts: Sequence[Prompt]) -> list[Job]:
         if prompt.split == "held_out" and prompt.domain in held_out:
             held_out[prompt.domain].append(prompt)
     work = [
-        _job(name, taken[: gate.prompts], Load(
+        _job(name, taken[: _asked(gate, arm)], Load(
             arm=arm, phase="acceptance", concurrency=gate.concurrency, temperature=temperature,
             max_tokens=gate.max_tokens,
         ))
@@ -159,6 +159,11 @@ def jobs(recipe: Recipe, prompts: Sequence[Prompt]) -> list[Job]:
             for arm in (*arms[turn:], *arms[:turn])
         ]  # fmt: skip
     return work
+
+
+def _asked(gate: Gate, arm: Arm) -> int:
+    """Prompts a domain."""
+    return min(gate.prompts, gate.ngram_prompts or gate.prompts) if arm == "ngram" else gate.prompts
 
 
 def _job(domain: str, prompts: Sequence[Prompt], load: Load) -> Job:

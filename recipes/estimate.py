@@ -233,14 +233,20 @@ def _record(recipe: Recipe, rates: Rates) -> dict[str, float]:
     """Acceptance on every domain with the head and n-gram, then rounds at concurrency 1 with none, head and n-gram."""
     gate, k = recipe.gate, recipe.export.speculative_tokens
     prompts = sum(min(gate.prompts, d.held_out) for d in recipe.domains.values())
-    asked = prompts * answer_length(recipe, gate.max_tokens) * len(gate.temperatures)
+    few = gate.ngram_prompts or gate.prompts
+    answer = answer_length(recipe, gate.max_tokens) * len(gate.temperatures)
+    asked, by_ngram = (
+        prompts * answer,
+        sum(min(gate.prompts, few, d.held_out) for d in recipe.domains.values()) * answer,
+    )
     timed = gate.speed_rounds * gate.speed_prompts * answer_length(recipe, gate.speed_max_tokens)
     together, seconds = min(gate.concurrency, rates.in_flight), 0.0
-    for drafted in (k, 3) if gate.ngram else (k,):
+    arms_asked = [(k, asked, True), (3, by_ngram, gate.speed_ngram)] if gate.ngram else [(k, asked, True)]
+    for drafted, tokens, timed_too in arms_asked:
         step = decoding_seconds(recipe, rates, in_flight=together, drafted=drafted)
         alone = decoding_seconds(recipe, rates, in_flight=1, drafted=drafted)
-        seconds += asked / EXPECTED_LENGTH / together * step
-        if drafted == k or gate.speed_ngram:
+        seconds += tokens / EXPECTED_LENGTH / together * step
+        if timed_too:
             seconds += timed / EXPECTED_LENGTH * alone
     seconds += timed * decoding_seconds(recipe, rates, in_flight=1)
     arms = 3 if gate.ngram else 2
@@ -248,7 +254,7 @@ def _record(recipe: Recipe, rates: Rates) -> dict[str, float]:
     starts = rates.engine_start_s * (1 if rates.devices else 1 + 0.25 * (arms - 1))
     read = asked + prompts * PROMPT_TOKENS
     replay = rates.process_s + read * 2e9 * recipe.target.facts.active_params_b / rates.capture_flops
-    answered = asked * (arms - 1) + timed * (arms - (gate.ngram and not gate.speed_ngram))
+    answered = asked + by_ngram * gate.ngram + timed * (arms - (gate.ngram and not gate.speed_ngram))
     memory = arms * (weight_bytes(recipe) + rates.engine_bytes) + 8.0 * sum(head_parameters(recipe))
     return _stage(tokens=answered, disk=5 * answered + 1.5e5, memory=memory, seconds=starts + seconds + replay)
 

@@ -121,6 +121,8 @@ class Train:
     """share of lr at the end of the cosine"""
     precision: Literal["bf16", "fp32"] = "bf16"
     """of the forward and backward; the master weights are fp32"""
+    deterministic: Flag = False
+    """on a GPU: only kernels that give the same bits every time; slower"""
     checkpoint_steps: Positive = 100
     simulate_steps: Count = 0
     """steps between two simulations on held-out features; 0 = only at the end"""
@@ -171,6 +173,8 @@ class Gate:
     speed_rounds: Annotated[int, Field(strict=True, ge=3)] = 3
     ngram: Flag = True
     """measure n-gram speculation beside the head"""
+    ngram_prompts: Count = 0
+    """a domain that n-gram answers; 0 = as many as the head"""
     speed_ngram: Flag = True
     """time it too"""
     confidence: Annotated[float, Field(strict=True, gt=0.5, lt=1)] = 0.95

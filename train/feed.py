@@ -26,12 +26,12 @@ def feed(ready: Iterator[Fed], device: torch.device) -> Iterator[Fed]:
     return _copied(ready, device) if device.type == "cuda" else ready
 
 
-def from_disk(load: Load, steps: Steps, pin: bool) -> Iterator[Fed]:
-    """Packs of each optimiser step, in order, read by threads; `pin`: into page-locked memory."""
-    with ThreadPoolExecutor(AHEAD) as pool:
+def from_disk(load: Load, steps: Steps) -> Iterator[Fed]:
+    """Packs of each optimiser step, in order, read by threads."""
+    with ThreadPoolExecutor(AHEAD if torch.cuda.is_available() else 1) as pool:
         waiting: deque[Future[list[Pack]]] = deque()
         for numbers in steps:
-            waiting.append(pool.submit(_read, load, numbers, pin))
+            waiting.append(pool.submit(_read, load, numbers))
             if len(waiting) > AHEAD:
                 yield _wait(waiting.popleft())
         while waiting:
@@ -87,7 +87,7 @@ def _taken(made: "queue.Queue[list[Pack] | BaseException | None]") -> Iterator[F
 def _copied(read: Iterator[Fed], device: torch.device) -> Iterator[Fed]:
     """The same one step later, so that a copy runs on its own stream beside the step before."""
     side = torch.cuda.Stream(device)
-    ready: tuple[list[Pack], float, torch.cuda.Event] | None = None
+    ready: tuple[list[Pack], float, Any] | None = None
     for packs, waited in read:
         with torch.cuda.stream(side):
             moved = [to_device(one, device) for one in packs]
@@ -99,14 +99,8 @@ def _copied(read: Iterator[Fed], device: torch.device) -> Iterator[Fed]:
         yield _use(*ready)
 
 
-def _read(load: Load, numbers: list[list[int]], pin: bool) -> list[Pack]:
-    packs = [load(one) for one in numbers]
-    return [pinned(one) for one in packs] if pin else packs
-
-
-def pinned(one: Pack) -> Pack:
-    """The pack in page-locked memory."""
-    return _each(one, torch.Tensor.pin_memory)
+def _read(load: Load, numbers: list[list[int]]) -> list[Pack]:
+    return [load(one) for one in numbers]
 
 
 def _wait(coming: Future[list[Pack]]) -> Fed:
@@ -115,7 +109,7 @@ def _wait(coming: Future[list[Pack]]) -> Fed:
     return packs, time.perf_counter() - started
 
 
-def _use(packs: list[Pack], waited: float, copied: torch.cuda.Event) -> Fed:
+def _use(packs: list[Pack], waited: float, copied: Any) -> Fed:
     """Order the trainer's stream after the copy, and tell the allocator that it reads what was copied."""
     stream = torch.cuda.current_stream()
     stream.wait_event(copied)

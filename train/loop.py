@@ -6,6 +6,7 @@ Shapes: K TTT steps, M positions that draft, D draft vocabulary, V target vocabu
 import contextlib
 import copy
 import math
+import os
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -48,6 +49,7 @@ def make(recipe: Recipe, run: Path, out: Path) -> dict[str, Any]:
     loss or gradient, and where a warm start has another vocabulary map.
     """
     settings, features = recipe.train, run / "features"
+    _choose_kernels(settings)
     accelerator = Accelerator()
     frozen = _frozen(recipe, run, accelerator.device)
     head = _new_head(recipe, run, frozen).to(accelerator.device)
@@ -149,6 +151,13 @@ def _report(tracker: Tracker, queued: Queued | None, seen: int) -> int:
     speed = {"tokens_per_s": queued.tokens / (time.perf_counter() - queued.started), "wait_s": queued.waited}
     tracker.log(queued.step, seen + int(count), result, speed)
     return seen + int(count)
+
+
+def _choose_kernels(settings: Train) -> None:
+    """Deterministic ones where asked for; cuBLAS wants its workspace fixed before its first call."""
+    if settings.deterministic:
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    torch.use_deterministic_algorithms(settings.deterministic)
 
 
 def _frozen(recipe: Recipe, run: Path, device: torch.device) -> Frozen:

@@ -1,4 +1,4 @@
-# pyright: basic
+# pyright: basic, reportOperatorIssue=false
 """One Triton program a position: loss, highest draft token, and the logits turned into their gradient.
 
 Shapes: R positions of a slice, M positions, D draft vocabulary.

@@ -55,8 +55,8 @@ def answer_runs(loss_mask_S: torch.Tensor) -> torch.Tensor:
     return stop.flip(0).cummin(0).values.flip(0) - place
 
 
-def pack(rows: Sequence[Features]) -> Pack:
-    """Join rows into one sequence."""
+def pack(rows: Sequence[Features], pin: bool = False) -> Pack:
+    """Join rows into one sequence; `pin`: in page-locked memory, from where a GPU copies without waiting."""
     starts = [0]
     for row in rows:
         starts.append(starts[-1] + len(row.input_ids_S))
@@ -65,13 +65,40 @@ def pack(rows: Sequence[Features]) -> Pack:
     last = torch.tensor(starts[1:]) - 1
     next_run_S[last] = 0  # the next document's first token is not this one's next
     kept_M = (next_run_S >= 2).nonzero().squeeze(-1)
-    return Pack(
-        aux_SAH=torch.cat([r.aux_SAH for r in rows]),
-        final_MH=torch.cat([r.final_SH for r in rows])[(kept_M + 1).clamp_max(starts[-1] - 1)],
+    one = Pack(
+        aux_SAH=_joined([r.aux_SAH for r in rows], pin),
+        final_MH=_joined(_after(rows, starts, kept_M), pin),
         input_ids_S=torch.cat([r.input_ids_S for r in rows]),
         run_M=next_run_S[kept_M],
         at=places(list(pairwise(starts)), kept_M),
     )
+    return _pinned(one) if pin else one
+
+
+def _after(rows: Sequence[Features], starts: Sequence[int], kept_M: torch.Tensor) -> list[torch.Tensor]:
+    """The states s_{t+1} at the kept positions, row by row."""
+    edges: list[int] = torch.searchsorted(kept_M, torch.tensor(starts)).tolist()
+    return [
+        row.final_SH[kept_M[low:high] + 1 - start]
+        for row, start, low, high in zip(rows, starts[:-1], edges[:-1], edges[1:], strict=True)
+    ]
+
+
+def _joined(parts: list[torch.Tensor], pin: bool) -> torch.Tensor:
+    """The parts one after the other, copied once."""
+    if not pin:
+        return torch.cat(parts)
+    whole = torch.empty((sum(map(len, parts)), parts[0].shape[1]), dtype=parts[0].dtype, pin_memory=True)
+    return torch.cat(parts, out=whole)
+
+
+def _pinned(one: Pack) -> Pack:
+    """Its small tensors in page-locked memory too."""
+    at = replace(
+        one.at, starts_C=one.at.starts_C.pin_memory(), position_S=one.at.position_S.pin_memory(),
+        kept_M=one.at.kept_M.pin_memory(),
+    )  # fmt: skip
+    return replace(one, input_ids_S=one.input_ids_S.pin_memory(), run_M=one.run_M.pin_memory(), at=at)
 
 
 def to_device(one: Pack, device: torch.device) -> Pack:
@@ -81,9 +108,9 @@ def to_device(one: Pack, device: torch.device) -> Pack:
     return replace(one, **tensors, at=places_to(one.at, device))
 
 
-def load_pack(folder: Path, rows: list[tuple[Shard, Entry]], numbers: Sequence[int]) -> Pack:
+def load_pack(folder: Path, rows: list[tuple[Shard, Entry]], numbers: Sequence[int], pin: bool = False) -> Pack:
     """Read rows by number and join them."""
-    return pack([read_row(folder, *rows[n]) for n in numbers])
+    return pack([read_row(folder, *rows[n]) for n in numbers], pin)
 
 
 def epoch_packs(

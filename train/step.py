@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch._dynamo import maybe_mark_dynamic  # pyright: ignore[reportPrivateImportUsage]
 from torch.func import functional_call  # pyright: ignore[reportPrivateImportUsage, reportUnknownVariableType]
 
 from recipes.schema import Train
@@ -84,9 +85,9 @@ def compiled(step: Step) -> Any:
 
 def mark(pack: Pack) -> Pack:
     """Tell the compiler which sizes change from pack to pack."""
-    for tensor in (pack.aux_SAH, pack.input_ids_S, pack.at.position_S, pack.final_MH, pack.run_M, pack.at.kept_M):
-        torch._dynamo.maybe_mark_dynamic(tensor, 0)  # pyright: ignore[reportPrivateImportUsage]
-    torch._dynamo.maybe_mark_dynamic(pack.at.starts_C, 0)  # pyright: ignore[reportPrivateImportUsage]
+    at = pack.at
+    for tensor in (pack.aux_SAH, pack.input_ids_S, at.position_S, pack.final_MH, pack.run_M, at.kept_M, at.starts_C):
+        maybe_mark_dynamic(tensor, 0)
     return pack
 
 

@@ -22,7 +22,7 @@ from accelerate import Accelerator
 from recipes.schema import Train
 from tests.bench.shapes import PEAK, SHAPES, Shape, documents, full_flops, head_config, our_flops, vocabulary
 from train.eagle3 import Eagle3
-from train.feed import feed, pinned
+from train.feed import feed
 from train.loop import optimise
 from train.optim import make_optimizers
 from train.pack import pack
@@ -47,7 +47,7 @@ def ours(shape: Shape, ttt: int, optimizer: str, profiled: bool = False) -> dict
     optimizers = make_optimizers(head, settings)
     accelerator = Accelerator()
     model = accelerator.prepare(compiled(Step(head, frozen, settings)))
-    packs = [pinned(pack(documents(shape, TOKENS, seed))) for seed in range(3)]
+    packs = [pack(documents(shape, TOKENS, seed), pin=True) for seed in range(3)]
     fed = feed((([packs[n % 3]], 0.0) for n in range(WARM + STEPS)), device)
     marks: list[torch.cuda.Event] = []
     started = first = time.perf_counter()

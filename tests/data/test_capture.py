@@ -68,16 +68,20 @@ def test_a_family_that_caps_its_logits_is_refused(session: capture_hf.Session, t
 
 def test_states_of_another_layer_or_position_are_refused(session: capture_hf.Session) -> None:
     batch = rows([40, 60])
+    every = [capture_hf.forward(replace(session, layers=tuple(range(6))), [row])[0] for row in batch]
     right = [capture_hf.forward(session, [row])[0] for row in batch]
     noisy = [replace(f, aux_SAH=f.aux_SAH * (1 + 0.01 * torch.randn_like(f.aux_SAH))) for f in right]
-    errors = state_errors(noisy, right, (1, 3, 5))
-    assert list(errors) == ["layer 1", "layer 3", "layer 5", "final"]
+    errors = state_errors(noisy, every, (1, 3, 5))
+    assert set(errors) == {"layer 1", "layer 3", "layer 5", "final"}
     assert 0.005 < errors["layer 3"] < 0.02 and errors["final"] == 0
     lower = [capture_hf.forward(replace(session, layers=(1, 2, 5)), [row])[0] for row in batch]
+    with pytest.raises(
+        ValueError, match="as layer 3 is nearer to layer 2 .*counts its layers otherwise; nothing was captured"
+    ):
+        state_errors(lower, every, (1, 3, 5))
     moved = [replace(f, final_SH=f.final_SH.roll(1, 0)) for f in right]
-    for wrong in (lower, moved):
-        with pytest.raises(ValueError, match=r"differ from a transformers forward by .*nothing was captured"):
-            state_errors(wrong, right, (1, 3, 5))
+    with pytest.raises(ValueError, match=r"differ from a transformers forward by .*other positions; nothing"):
+        state_errors(moved, every, (1, 3, 5))
 
 
 def test_rows_are_picked_over_all_lengths() -> None:

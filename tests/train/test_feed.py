@@ -2,7 +2,7 @@
 
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import pytest
 import torch
@@ -23,22 +23,22 @@ def first_ids(fed: Iterator[tuple[list[Pack], float]]) -> list[list[int]]:
 
 
 def test_disk_packs_come_in_order_though_later_ones_are_read_sooner() -> None:
-    def load(numbers: object) -> Pack:
-        number = list(numbers)[0]  # type: ignore[call-overload]
+    def load(numbers: Sequence[int]) -> Pack:
+        (number,) = numbers
         time.sleep(0.02 * (number % 3 == 0))
         return one(number)
 
     steps = [[[n], [n + 1]] for n in range(0, 40, 2)]
-    assert first_ids(feed(from_disk(load, steps, False), CPU)) == [[100 * n, 100 * n + 100] for n in range(0, 40, 2)]
+    assert first_ids(feed(from_disk(load, steps), CPU)) == [[100 * n, 100 * n + 100] for n in range(0, 40, 2)]
 
 
 def test_a_damaged_pack_is_raised_when_its_turn_comes() -> None:
-    def load(numbers: object) -> Pack:
-        if list(numbers) == [3]:  # type: ignore[call-overload]
+    def load(numbers: Sequence[int]) -> Pack:
+        if list(numbers) == [3]:
             raise ValueError("features-00001.safetensors: damaged")
         return one(0)
 
-    fed = from_disk(load, [[[n]] for n in range(6)], False)
+    fed = from_disk(load, [[[n]] for n in range(6)])
     for _ in range(3):
         next(fed)
     with pytest.raises(ValueError, match="damaged"):
