@@ -148,6 +148,9 @@ def fill(recipe: Recipe, capture: Capture, out: Path, groups: list[list[Row]], d
                 features = [copied(one) for one in next(flowing)]
                 captured += [(_entry(row), one) for row, one in zip(batch, features, strict=True)]
                 bar.update(sum(len(r.input_ids) for r in batch))
+            if not torch.cuda.is_available():  # a second thread would only take the cores from the forward
+                done[n] = write_shard(out, n, captured, dtype, layers)
+                continue
             writing.append((n, pool.submit(write_shard, out, n, captured, dtype, layers)))
             if len(writing) > WRITERS:
                 number, shard = writing.popleft()

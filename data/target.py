@@ -1,5 +1,6 @@
 """Who the target is: its folder, its hashes, its final norm and output matrix."""
 
+import difflib
 import importlib.util
 import json
 from pathlib import Path
@@ -89,7 +90,10 @@ def package_file(path: str) -> Path:
     if not file.is_relative_to(root):
         raise ValueError(f"{path}: leaves the package's folder")
     if not file.is_file():
-        raise ValueError(f"{path}: no such file in package {package!r}")
+        near = difflib.get_close_matches(inner, [str(p.relative_to(root)) for p in root.rglob("*.*")], 3, 0.4)
+        raise ValueError(
+            f"{path}: no such file in package {package!r}; it has, for example, {', '.join(near) or 'none'}"
+        )
     return file
 
 

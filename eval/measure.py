@@ -142,7 +142,7 @@ def jobs(recipe: Recipe, prompts: Sequence[Prompt]) -> list[Job]:
     work = [
         _job(name, taken[: _asked(gate, arm)], Load(
             arm=arm, phase="acceptance", concurrency=gate.concurrency, temperature=temperature,
-            max_tokens=gate.max_tokens,
+            max_tokens=gate.max_tokens, chunk_drafts=_chunk_drafts(recipe, arm),
         ))
         for temperature in gate.temperatures
         for name, taken in held_out.items()
@@ -154,11 +154,15 @@ def jobs(recipe: Recipe, prompts: Sequence[Prompt]) -> list[Job]:
         work += [
             _job(speed_domain(gate), timed, Load(
                 arm=arm, phase="speed", round=number, concurrency=1, temperature=gate.temperatures[0],
-                max_tokens=gate.speed_max_tokens,
+                max_tokens=gate.speed_max_tokens, chunk_drafts=_chunk_drafts(recipe, arm),
             ))
             for arm in (*arms[turn:], *arms[:turn])
         ]  # fmt: skip
     return work
+
+
+def _chunk_drafts(recipe: Recipe, arm: Arm) -> int:
+    return recipe.export.speculative_tokens if recipe.engine.windows == "chunks" and arm == "head" else 0
 
 
 def _asked(gate: Gate, arm: Arm) -> int:
@@ -178,7 +182,7 @@ def options(recipe: Recipe, run: Path, arm: Arm) -> list[str]:
     tokens = recipe.export.speculative_tokens
     head = {"model": str(_checkpoint(run)), "method": "eagle3", "num_speculative_tokens": tokens}
     config = json.dumps(head if arm == "head" else NGRAM)
-    metrics = ("--per-request-spec-decode-metrics", "detailed")
+    metrics = ("--per-request-spec-decode-metrics", "detailed") if recipe.engine.windows == "metrics" else ()
     return ["--no-enable-prefix-caching", "--speculative-config", config, *metrics]
 
 

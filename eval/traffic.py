@@ -49,6 +49,8 @@ class Load:
     temperature: float
     max_tokens: int
     """an answer; it may stop earlier by itself"""
+    chunk_drafts: int = 0
+    """draft tokens a window, where each streamed chunk is taken for a window (Engine.windows); 0 = the engine says"""
 
 
 async def send(server: Server, prompts: Sequence[Prompt], load: Load) -> AsyncGenerator[Request, None]:
@@ -189,6 +191,8 @@ def row_from_stream(prompt: Prompt, load: Load, lines: Sequence[tuple[float, byt
     if usage["completion_tokens"] != len(output_ids):
         return _row(prompt, load, error=f"{len(output_ids)} token ids for {usage['completion_tokens']} tokens")
     windows = _windows(events)
+    if windows is None and load.chunk_drafts:
+        windows = _windows_of_chunks([ids for _, ids in timed], load.chunk_drafts)
     if windows is None and load.arm != "none":
         return _row(prompt, load, error="no speculation figures (--per-request-spec-decode-metrics detailed)")
     gaps = [later[0] - earlier[0] for earlier, later in pairwise(timed)]
@@ -211,6 +215,18 @@ def _windows(events: Sequence[tuple[float, dict[str, Any]]]) -> dict[str, Any] |
         "accepted": found["num_accepted_draft_tokens"],
         "per_step_accepted": tuple(found.get("per_step_accepted") or ()),
     }
+
+
+def _windows_of_chunks(chunks: Sequence[list[int]], drafted: int) -> dict[str, Any]:
+    """A target step's tokens arrive as one chunk: the first is the prefill's, each later one a window.
+
+    Where the server joined two steps in a chunk, the sums differ from the engine's counters, and the gate says so.
+    """
+    accepted = tuple(len(ids) - 1 for ids in chunks[1:])
+    return {
+        "drafts": len(accepted), "draft_tokens": drafted * len(accepted), "accepted": sum(accepted),
+        "per_step_accepted": accepted,
+    }  # fmt: skip
 
 
 def _row(prompt: Prompt, load: Load, **seen: Any) -> Request:

@@ -90,6 +90,11 @@ def _train_faults(recipe: Recipe) -> list[str]:
 def _gate_faults(recipe: Recipe) -> list[str]:
     gate, faults = recipe.gate, list[str]()
     measured = [name for name, domain in recipe.domains.items() if domain.held_out]
+    if recipe.engine.windows == "chunks" and gate.ngram:
+        faults.append(
+            "engine.windows, gate.ngram: chunks, true; n-gram drafts in some steps only, which chunks do not show; set "
+            "gate.ngram: false"
+        )
     for name in gate.rules:
         if name not in recipe.domains:
             faults.append(f"gate.rules.{name}: no such domain; domains are {', '.join(recipe.domains)}")

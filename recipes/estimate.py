@@ -21,6 +21,7 @@ from recipes.estimate_sizes import (
     optimizer_bytes,
     optimizer_flops,
     split_counts,
+    stored_splits,
     supervised_tokens,
     training_flops,
     weight_bytes,
@@ -29,6 +30,8 @@ from recipes.schema import Recipe
 
 __all__ = ["Figures", "estimate", "feature_bytes_per_token", "preflight", "table"]
 
+SHARDS_HELD = 8
+"""shards in memory while capture writes: four being written, the next being filled, copies on the way"""
 EXPECTED_LENGTH = 1.7
 """tokens a target step before anything is known, for the time that measuring takes (a prototype reached 1.6 to 1.8)"""
 PROMPT_TOKENS = 100.0
@@ -172,12 +175,12 @@ def _tokens(recipe: Recipe) -> dict[str, float]:
 
 def _features(recipe: Recipe, rates: Rates) -> dict[str, float]:
     facts, capture, layers = recipe.target.facts, recipe.capture, len(aux_layers(recipe))
-    parts = [split_counts(recipe, s) for s in ("train", "held_out")]
+    parts = [split_counts(recipe, s) for s in stored_splits(recipe)]
     rows, conversations = sum(p.row_tokens for p in parts), sum(p.conversations for p in parts)
     width = feature_bytes_per_token(facts.hidden_size, layers, capture.dtype)
-    # All layers' states of a batch, and a shard twice: gathered, then serialised.
+    # All layers' states of a batch, and the shards that are gathered, joined or written.
     states = capture.batch_tokens * 2.0 * facts.hidden_size * (facts.num_hidden_layers + 1)
-    memory = rates.process_bytes + weight_bytes(recipe) + states + 3 * capture.shard_tokens * width
+    memory = rates.process_bytes + weight_bytes(recipe) + states + SHARDS_HELD * capture.shard_tokens * width
     compute = rows * 2e9 * facts.active_params_b / rates.capture_flops + rows / capture.batch_tokens * rates.pass_s
     hashing = 2 * rows * width / DISK["hash_bytes"]  # as each shard is written, and for the manifest
     return _stage(
@@ -194,7 +197,11 @@ def _head(recipe: Recipe, rates: Rates) -> dict[str, float]:
     packed = seen * train.row_tokens / max(1.0, train.answer_tokens)
     flops = packed * everywhere + seen * supervised + _simulations(recipe) * held.answer_tokens * supervised / 3
     width = feature_bytes_per_token(facts.hidden_size, len(aux_layers(recipe)), recipe.capture.dtype)
-    hashing = 2 * (train.row_tokens + held.row_tokens) * width / DISK["hash_bytes"]  # features are checked before use
+    # Stored features are checked before use; streamed ones are captured again each time they are seen.
+    stored = sum(split_counts(recipe, s).row_tokens for s in stored_splits(recipe))
+    hashing = 2 * stored * width / DISK["hash_bytes"]
+    streamed = packed if recipe.capture.mode == "stream" else 0.0
+    capturing = streamed * 2e9 * facts.active_params_b / rates.capture_flops
     packs = packed / recipe.train.pack_tokens / max(1, rates.devices)  # of one process
     passes = packs * rates.pass_s
     # Every process makes the whole optimiser step.
@@ -204,7 +211,7 @@ def _head(recipe: Recipe, rates: Rates) -> dict[str, float]:
         8 * trained + optimizer_bytes(recipe) + 4 * frozen + tables + activation_bytes(recipe)
     )
     disk = 4 * (trained + frozen) + 8 * recipe.head.draft_vocab_size + facts.vocab_size
-    seconds = rates.process_s + flops / rates.train_flops + passes + steps + hashing
+    seconds = rates.process_s + max(flops / rates.train_flops + passes + steps, capturing) + hashing
     return _stage(tokens=seen, disk=disk, memory=memory, seconds=seconds)
 
 

@@ -49,10 +49,12 @@ def _disk_faults(recipe: Recipe, run: Path, figures: Figures, left: list[str]) -
     if needed <= free:
         return []
     largest = max(left, key=lambda name: figures.stages[name]["disk_bytes"])
-    halve = "" if recipe.capture.dtype == "float8_e4m3fn" else ", or set capture.dtype=float8_e4m3fn"
+    smaller = "" if recipe.capture.dtype == "float8_e4m3fn" else ", or set capture.dtype=float8_e4m3fn"
+    if largest == "features" and recipe.capture.mode == "disk":
+        smaller += ", or capture.mode=stream, which stores held-out features only"
     return [
         f"disk: {needed / GIB:.0f} GiB needed, most for {largest}, but {free / GIB:.0f} GiB are free at {folder}; "
-        f"free some, choose another --runs, or train on fewer conversations (domains.NAME.train){halve}"
+        f"free some, choose another --runs, or train on fewer conversations (domains.NAME.train){smaller}"
     ]
 
 

@@ -87,6 +87,11 @@ def split_counts(recipe: Recipe, split: str) -> Counts:
     )
 
 
+def stored_splits(recipe: Recipe) -> tuple[str, ...]:
+    """The splits whose features are written: a streamed run keeps only what is held out."""
+    return ("held_out",) if recipe.capture.mode == "stream" else ("train", "held_out")
+
+
 def supervised_tokens(recipe: Recipe) -> float:
     """Supervised tokens that training sees: `train.tokens`, or epochs over the weighted training answers."""
     answers = [_domain_counts(recipe, d, d.train).answer_tokens * d.weight for d in recipe.domains.values()]

@@ -222,6 +222,9 @@ class Engine:
     args: tuple[str, ...] = ()
     """further engine options, e.g. --tensor-parallel-size 4"""
     env: dict[str, str] = Field(default_factory=dict)
+    windows: Literal["metrics", "chunks"] = "metrics"
+    """where a request's windows are read: vLLM's per-request figures, or, for a vLLM without them (before 0.30), the
+    sizes of the streamed chunks, which must add up to the engine's counters"""
     start_timeout_s: Positive = 600
 
 

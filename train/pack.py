@@ -137,18 +137,31 @@ def epoch_packs(
 
 
 def schedule(
-    lengths: Sequence[int], supervised: Sequence[int], repeats: Sequence[float], settings: Train, packs_a_step: int
+    lengths: Sequence[int], supervised: Sequence[int], repeats: Sequence[float], settings: Train, processes: int
 ) -> Steps:
-    """Every optimiser step of the run: until settings.tokens supervised tokens were seen, or for settings.epochs."""
+    """Every optimiser step of the run: until settings.tokens supervised tokens were seen, or for settings.epochs.
+
+    Each process gets at least one pack of every step: what an epoch leaves over joins its last step. Raises ValueError
+    where an epoch has fewer packs than there are processes.
+    """
     steps: Steps = []
     goal = settings.tokens or settings.epochs * sum(s * r for s, r in zip(supervised, repeats, strict=True))
-    seen, epoch = 0, 0
+    seen, epoch, each = 0, 0, settings.accumulate * processes
     while seen < goal:
         packs = epoch_packs(lengths, repeats, epoch, settings.seed, settings.pack_tokens)
-        for first in range(0, len(packs), packs_a_step):
+        if len(packs) < processes:
+            raise ValueError(
+                f"train.pack_tokens: {settings.pack_tokens} gives {len(packs)} packs an epoch for {processes} "
+                "processes; lower it, or use fewer processes"
+            )
+        for first in range(0, len(packs), each):
             if seen >= goal:
                 break
-            steps.append(packs[first : first + packs_a_step])
-            seen += sum(supervised[n] for one in steps[-1] for n in one)
+            taken = packs[first : first + each]
+            if len(taken) < processes:
+                steps[-1] += taken
+            else:
+                steps.append(taken)
+            seen += sum(supervised[n] for one in taken for n in one)
         epoch += 1
     return steps

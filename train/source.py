@@ -27,7 +27,7 @@ def steps_of(recipe: Recipe, rows: list[Row], processes: int) -> Steps:
     supervised = [max(0, sum(row.loss_mask) - 1) for row in rows]
     repeats = [recipe.domains[r.domain].weight if s else 0.0 for r, s in zip(rows, supervised, strict=True)]
     lengths = [len(row.input_ids) for row in rows]
-    return schedule(lengths, supervised, repeats, recipe.train, recipe.train.accumulate * processes)
+    return schedule(lengths, supervised, repeats, recipe.train, processes)
 
 
 @contextmanager

@@ -188,6 +188,18 @@ def test_times_of_a_stream():
     assert row.prompt_ids == (5, 6) and row.output_ids == (7, 8, 9) and row.per_step_accepted == (1,)
 
 
+def test_chunks_are_windows_where_the_engine_has_no_figures():
+    more = {"choices": [{"token_ids": [8, 9, 10, 11], "finish_reason": None}]}
+    end = {"choices": [{"token_ids": [12], "finish_reason": "stop"}]}
+    last = {"choices": [], "usage": {"completion_tokens": 8}}
+    stream = lines(FIRST, ONE, more, {"choices": [{"token_ids": [8, 9]}]}, end, last)
+    row = row_from_stream(PROMPT, replace(LOAD, chunk_drafts=3), stream)
+    assert row.per_step_accepted == (3, 1, 0) and not row.error
+    assert (row.drafts, row.draft_tokens, row.accepted) == (3, 9, 4)
+    both = row_from_stream(PROMPT, replace(LOAD, chunk_drafts=3), lines(FIRST, ONE, TWO, LAST))
+    assert both.per_step_accepted == (1,) and both.draft_tokens == 3  # the engine's own figures come first
+
+
 @pytest.mark.parametrize(
     ("stream", "said"),
     [

@@ -34,6 +34,15 @@ def test_sound_recipe_has_no_fault() -> None:
             {"domains__a-b": {"sources": [{"path": "x", "form": "prompt", "field": "p"}], "held_out": 0}},
             "domains.a-b: a domain's name is letters, digits and _",
         ),
+        (
+            {"head__window": 3},
+            "head.window: 3 is within train.ttt_steps 3, so late steps would see no context; set 0 (full) or more",
+        ),
+        (
+            {"engine__windows": "chunks"},
+            "engine.windows, gate.ngram: chunks, true; n-gram drafts in some steps only, which chunks do not show; set "
+            "gate.ngram: false",
+        ),
         ({"domains__chat__sources": []}, "domains.chat.sources: empty; name at least one source"),
         (
             {"domains__bench__train": 5},

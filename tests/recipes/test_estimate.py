@@ -84,6 +84,15 @@ def test_the_demo_took_what_plan_says_within_a_fifth() -> None:
             assert stages[name]["seconds"] == pytest.approx(seconds, rel=0.2), name
 
 
+def test_a_streamed_run_stores_held_out_features_only_and_captures_while_it_trains() -> None:
+    disk, stream = (estimate(recipe(capture__mode=mode), MACHINE).stages for mode in ("disk", "stream"))
+    assert stream["features"]["disk_bytes"] < 0.3 * disk["features"]["disk_bytes"]
+    assert stream["features"]["seconds"] < disk["features"]["seconds"]
+    slow = cpu_rates(1e9, cores=1)
+    again = estimate(recipe(capture__mode="stream", train={"tokens": 10**7}), slow).stages["head"]["seconds"]
+    assert again >= estimate(recipe(train={"tokens": 10**7}), slow).stages["head"]["seconds"] * 0.9
+
+
 def test_time_follows_what_it_depends_on() -> None:
     assert seconds("answers", answers__max_tokens=400) > seconds("answers", answers__max_tokens=200)
     assert seconds("answers", answers__concurrency=1) > seconds("answers", answers__concurrency=64)

@@ -66,9 +66,12 @@ def test_disk(monkeypatch: pytest.MonkeyPatch, place: Path) -> None:
     monkeypatch.setattr(estimate_preflight.shutil, "disk_usage", lambda _: Usage(0, 0, 2**30))
     (fault,) = found(domains__chat__train=20000)
     assert fault.startswith("disk: ") and f"but 1 GiB are free at {place}; " in fault
-    assert "most for features" in fault and fault.endswith(", or set capture.dtype=float8_e4m3fn")
+    assert (
+        "most for features" in fault
+        and "(domains.NAME.train), or set capture.dtype=float8_e4m3fn, or capture.mode=stream" in fault
+    )
     (fault,) = found(domains__chat__train=100000, capture__dtype="float8_e4m3fn")
-    assert "float8" not in fault
+    assert "float8" not in fault and fault.endswith(", or capture.mode=stream, which stores held-out features only")
 
 
 def test_disk_of_finished_stages_is_not_needed_again(monkeypatch: pytest.MonkeyPatch, place: Path) -> None:

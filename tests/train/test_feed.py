@@ -18,6 +18,12 @@ def one(number: int) -> Pack:
     return pack([features([0, 1, 1, 1], 100 * number)])
 
 
+@pytest.fixture(autouse=True, params=[False, True], ids=["inline", "threads"])
+def _ahead(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both ways of reading: as on a CPU, and as beside a GPU."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: request.param)
+
+
 def first_ids(fed: Iterator[tuple[list[Pack], float]]) -> list[list[int]]:
     return [[int(p.input_ids_S[0]) for p in packs] for packs, _ in fed]
 

@@ -81,3 +81,14 @@ def test_schedule_stops_at_the_tokens_or_epochs_asked_for() -> None:
     by_tokens = schedule([5] * 8, [3] * 8, [1.0] * 8, Train(tokens=30, pack_tokens=10), 2)
     seen = sum(3 for step in by_tokens for one in step for _ in one)
     assert 30 <= seen < 30 + 12
+
+
+def test_every_process_has_a_pack_in_every_step() -> None:
+    for processes, accumulate in ((2, 1), (3, 2), (4, 3)):
+        steps = schedule(
+            [10] * 7, [5] * 7, [1.0] * 7, Train(epochs=3.0, pack_tokens=10, accumulate=accumulate), processes
+        )
+        assert all(len(step) >= processes for step in steps)
+        assert sorted(n for step in steps for one in step for n in one) == sorted([*range(7)] * 3)
+    with pytest.raises(ValueError, match="gives 7 packs an epoch for 8 processes; lower it, or use fewer processes"):
+        schedule([10] * 7, [5] * 7, [1.0] * 7, Train(epochs=1.0, pack_tokens=10), 8)
