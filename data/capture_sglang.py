@@ -137,7 +137,8 @@ def _start(recipe: Recipe, sink: Any) -> subprocess.Popen[str]:
     try:
         return subprocess.Popen(
             [*command, script], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=sink, text=True,
-            env={**os.environ, **recipe.capture.env}, start_new_session=True,
+            # Without the safe path this folder's own names (store, tokens, ...) would stand before SGLang's imports.
+            env={**os.environ, "PYTHONSAFEPATH": "1", **recipe.capture.env}, start_new_session=True,
         )  # fmt: skip
     except OSError as error:
         raise EnvironmentFault(f"capture.command: {command[0]!r} cannot be started ({error.strerror})") from error

@@ -1,10 +1,20 @@
-"""A stand-in for the part of SGLang that data/sglang_worker.py drives, computing with transformers.
+"""A stand-in for the part of SGLang that data/sglang_worker.py drives.
 
-The CPU tests run the worker as the process it is with it: settings, slots, replies, deaths. It says nothing about
-SGLang itself; what that does is measured on a GPU (LOG.md).
+The CPU tests run the worker as the process it is with it: settings, slots, replies, deaths. States are rows of a random
+table (`states`), or, with FAKE_REAL set, a transformers forward's. It says nothing about SGLang itself; what that does
+is measured on a GPU (LOG.md).
 """
 
 from pathlib import Path
+
+import torch
+
+
+def states(ids: list[int], layer: int) -> torch.Tensor:
+    """[S, 64]: what the stand-in computes after `layer` layers; layer 100 is the final state."""
+    table = torch.randn(320, 64, generator=torch.Generator().manual_seed(0))
+    return (table[torch.tensor(ids)] * layer).bfloat16()
+
 
 SOURCES = {
     "sglang/srt/configs/model_config.py": """
@@ -24,12 +34,14 @@ def set_global_server_args_for_scheduler(args): pass
     "sglang/srt/model_executor/model_runner.py": """
 import os
 import torch
-from transformers import AutoModelForCausalLM
+from tests.fake_sglang import states
 class Pool:
     def clear(self): pass
 class Model:
     def __init__(self, path, dtype):
-        self.inner = AutoModelForCausalLM.from_pretrained(path, dtype=dtype)
+        if os.environ.get("FAKE_REAL"):
+            from transformers import AutoModelForCausalLM
+            self.inner = AutoModelForCausalLM.from_pretrained(path, dtype=dtype)
         self.logits_processor = torch.nn.Identity()
     def set_eagle3_layers_to_capture(self, layers): self.layers = layers
 class ModelRunner:
@@ -45,10 +57,14 @@ class ModelRunner:
     def forward(self, batch):
         self.asked += 1
         if self.asked > int(os.environ.get("FAKE_DIES_AFTER", 10**9)): os._exit(9)
-        rows = [self.model.inner.get_decoder()(torch.tensor([r]), output_hidden_states=True) for r in batch.rows]
         cut = slice(int(os.environ.get("FAKE_CACHED", 0)) if self.asked > 1 else 0, None)
-        aux = [torch.cat([o.hidden_states[i + 1][0] for o in rows])[cut] for i in self.model.layers]
-        final = torch.cat([o.last_hidden_state[0] for o in rows])[cut]
+        if os.environ.get("FAKE_REAL"):
+            rows = [self.model.inner.get_decoder()(torch.tensor([r]), output_hidden_states=True) for r in batch.rows]
+            aux = [torch.cat([o.hidden_states[i + 1][0] for o in rows])[cut] for i in self.model.layers]
+            final = torch.cat([o.last_hidden_state[0] for o in rows])[cut]
+        else:
+            aux = [torch.cat([states(r, i + 1) for r in batch.rows])[cut] for i in self.model.layers]
+            final = torch.cat([states(r, 100) for r in batch.rows])[cut]
         self.model.logits_processor._forward_pre_hooks.copy().popitem()[1](None, (None, final, None, batch, aux))
 """,
     "sglang/srt/managers/schedule_batch.py": """

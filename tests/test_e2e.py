@@ -29,6 +29,7 @@ from export.validate import validate
 from recipes.artifact import hash_file, read_manifest, write_json
 from recipes.load import load
 from train.head import open_head
+from train.places import places
 
 pytestmark = pytest.mark.served
 ROOT = Path(__file__).parent.parent
@@ -115,7 +116,8 @@ def test_speculators_loads_the_folder_and_gives_our_logits(made: Path) -> None:
     theirs = speculators_logits(folder / "checkpoint", target, features.aux_SAH, torch.cat([ids[1:], ids[:1]]))
     table = embedding(target).float()
     with torch.no_grad():
-        ours = head(features.aux_SAH, [table[torch.cat([ids[1:], ids[:1]])]], torch.arange(size), [(0, size)])[0]
+        at = places([(0, size)], torch.arange(size))
+        ours = head.logits(features.aux_SAH, [table[torch.cat([ids[1:], ids[:1]])]], at)[0]
     torch.testing.assert_close(ours, theirs.float(), atol=2e-3, rtol=1e-3)
 
 

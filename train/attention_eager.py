@@ -40,4 +40,6 @@ def attend(q_MNE: torch.Tensor, cache: Sequence[Pair], at: Places, window: int) 
         for j, (_, v) in enumerate(cache[1:]):
             out = out + weights[..., end - start + j, None] * v.transpose(0, 1)[:, None, low:high]
         pieces.append(out)
+    if not pieces:
+        return q_MNE.flatten(1)
     return torch.cat(pieces, 2).permute(2, 0, 1, 3).reshape(count, heads * size)

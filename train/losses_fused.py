@@ -44,8 +44,9 @@ def _taught(
         torch.mm(logits_RD, lm_head_DH, out=grad_MH[part])
         if trained:
             grad_DH += logits_RD.T @ normed_MH[part]
-    losses, ids = zip(*found, strict=True)
-    return torch.cat(losses).sum(), torch.cat(ids), grad_MH, grad_DH.to(lm_head_DH.dtype)
+    losses = torch.cat([weight_M[:0], *(loss_R for loss_R, _ in found)])
+    ids_M = torch.cat([torch.empty(0, dtype=torch.int64, device=weight_M.device), *(ids_R for _, ids_R in found)])
+    return losses.sum(), ids_M, grad_MH, grad_DH.to(lm_head_DH.dtype)
 
 
 @_taught.register_fake

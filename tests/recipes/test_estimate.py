@@ -67,9 +67,9 @@ def test_every_stage_has_every_figure() -> None:
 
 # The demo's own manifests: seconds and bytes a stage, 2 cores alone on the machine (LOG.md, 2026-11-30).
 DEMO = {
-    "target": (18.9, 272_585_858), "prompts": (2.1, 469_925), "answers": (257, 2_061_981), "tokens": (0.4, 390_002),
-    "features": (123, 1_111_081_128), "head": (219, 24_757_902), "checkpoint": (0.1, 12_332_041),
-    "record": (484, 554_643), "verdict": (0.7, 66_417),
+    "target": (19.0, 272_602_009), "prompts": (2.1, 483_238), "answers": (212, 2_163_209), "tokens": (0.4, 402_240),
+    "features": (134, 1_111_093_852), "head": (260, 24_821_414), "checkpoint": (0.1, 12_342_447),
+    "record": (493, 517_437), "verdict": (0.8, 83_011),
 }  # fmt: skip
 
 

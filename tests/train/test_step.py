@@ -5,6 +5,7 @@ One graph without breaks for packs of every size, and the eager step's loss and 
 
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
@@ -90,6 +91,19 @@ def test_one_graph_for_every_pack_gives_the_eager_step(
     for ours, theirs in zip(results(compiled, fused, packs), expected, strict=True):
         torch.testing.assert_close(ours, theirs, atol=2e-4, rtol=2e-4)
     assert graphs.frame_count == 1
+
+
+def test_a_pack_in_which_nothing_drafts_costs_and_teaches_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    one = made(Train(epochs=1.0))
+    row = documents(SHAPE, 950, 0)[0]
+    idle = pack([replace(row, loss_mask_S=torch.zeros_like(row.loss_mask_S))])
+    for fused in (False, True):
+        if fused:
+            monkeypatch.setattr(eagle3, "_attend", attention_flash.attend)
+            monkeypatch.setattr(step, "_taught", lambda _like: losses_fused.taught)
+        parts = one(idle)
+        parts["loss"].backward()
+        assert float(parts["loss"].detach()) == 0 and parts["judged"].tolist() == [0, 0, 0]
 
 
 def test_a_step_in_fp32_or_on_a_cpu_takes_the_eager_twins() -> None:
