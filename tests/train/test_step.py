@@ -75,9 +75,16 @@ def results(model: Any, one: Step, packs: list[Pack]) -> list[torch.Tensor]:
     return found
 
 
-@pytest.mark.parametrize(("loss", "trained"), [("kl", False), ("lk_lambda", True)])
+@pytest.mark.parametrize(
+    ("loss", "trained", "compiling"),
+    [
+        ("kl", False, False),
+        ("lk_lambda", True, False),
+        pytest.param("kl", False, True, marks=pytest.mark.served),  # tracing takes 9 s
+    ],
+)
 def test_one_graph_for_every_pack_gives_the_eager_step(
-    monkeypatch: pytest.MonkeyPatch, loss: Any, trained: bool
+    monkeypatch: pytest.MonkeyPatch, loss: Any, trained: bool, compiling: bool
 ) -> None:
     settings = Train(epochs=1.0, ttt_steps=2 if trained else 3, loss=loss)
     packs = [pack(documents(SHAPE, tokens, seed)) for seed, tokens in enumerate((950, 1600))]
@@ -92,7 +99,7 @@ def test_one_graph_for_every_pack_gives_the_eager_step(
     )  # compiling takes most of the time
     for ours, theirs in zip(results(model, fused, packs), expected, strict=True):
         torch.testing.assert_close(ours, theirs, atol=2e-4, rtol=2e-4)
-    assert graphs.frame_count == (0 if trained else 1)
+    assert graphs.frame_count == int(compiling)
 
 
 def test_a_pack_in_which_nothing_drafts_costs_and_teaches_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
