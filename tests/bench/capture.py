@@ -1,6 +1,6 @@
 """Capture speed through SGLang: plain prefill, to the trainer's queue, to the store (a CUDA GPU and SGLang are needed).
 
-    python -m tests.bench.capture smollm2-chat TARGET [key=value ...]      e.g. capture.env.PYTHONPATH=/tmp/kit/sglang
+    python -m tests.bench.capture smollm2-chat TARGET [key=value ...]      e.g. capture.env.PYTHONPATH=/path/to/sglang
     python -m tests.bench.capture 8b TARGET [key=value ...]                an 8B-shaped target, written there if missing
 
 Random token ids, rows of 300-700 tokens. Plain prefill is the same worker told to capture nothing. tokens/s after a
