@@ -4,10 +4,9 @@ Alignment at position t: aux states h_t, final state s_t (so the teacher's p(.|x
 """
 
 import importlib.util
-from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +14,7 @@ import torch
 from tqdm import tqdm
 
 from data import capture_hf, capture_sglang
+from data.ahead import in_order
 from data.capture_check import picked, state_errors, teacher_error
 from data.store import Entry, Features, Shard, finished_shard, write_index, write_shard
 from data.target import output_matrix, served_path
@@ -138,24 +138,19 @@ def fill(recipe: Recipe, capture: Capture, out: Path, groups: list[list[Row]], d
     cut = {n: batches(groups[n], recipe.capture.batch_tokens) for n in missing}
     flowing = capture(batch for n in missing for batch in cut[n])
     dtype, layers = getattr(torch, recipe.capture.dtype), len(aux_layers(recipe))
-    writing: deque[tuple[int, Future[Shard]]] = deque()
     bar = tqdm(total=sum(len(r.input_ids) for g in groups for r in g), desc="capture", unit="token", disable=None)
     bar.update(sum(len(r.input_ids) for n in done for r in groups[n]))
-    with ThreadPoolExecutor(WRITERS) as pool:
+
+    def writes() -> Iterator[Callable[[], Shard]]:
         for n in missing:
             captured: list[tuple[Entry, Features]] = []
             for batch in cut[n]:
                 features = [copied(one) for one in next(flowing)]
                 captured += [(_entry(row), one) for row, one in zip(batch, features, strict=True)]
                 bar.update(sum(len(r.input_ids) for r in batch))
-            if not torch.cuda.is_available():  # a second thread would only take the cores from the forward
-                done[n] = write_shard(out, n, captured, dtype, layers)
-                continue
-            writing.append((n, pool.submit(write_shard, out, n, captured, dtype, layers)))
-            if len(writing) > WRITERS:
-                number, shard = writing.popleft()
-                done[number] = shard.result()
-        done.update({number: shard.result() for number, shard in writing})
+            yield partial(write_shard, out, n, captured, dtype, layers)
+
+    done.update(zip(missing, in_order(writes(), WRITERS), strict=True))
     bar.close()
 
 

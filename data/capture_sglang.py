@@ -7,22 +7,20 @@ import contextlib
 import itertools
 import json
 import os
-import socket
 import subprocess
 import sys
 import tempfile
-import threading
 from collections import deque
 from collections.abc import Generator, Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from data import sglang_worker
-from data.engine import end_group, last_line, mark_engine
+from data.engine import end_group, free_port, last_line, mark_engine
 from data.store import Features
 from data.tokens import Row
 from recipes.check import aux_layers
@@ -42,7 +40,6 @@ class Session:
     """[slot tokens, (A+1)*H]"""
     hidden: int
     log: Path
-    lock: threading.Lock = field(default_factory=threading.Lock)
 
 
 @contextmanager
@@ -60,7 +57,7 @@ def session(recipe: Recipe, run: Path, model: Path, log: Path, plain: bool = Fal
     settings: dict[str, Any] = {
         "model": str(model), "dtype": recipe.target.dtype, "layers": [] if plain else list(layers),
         "ranks": capture.tensor_parallel,
-        "port": _free_port() if capture.tensor_parallel > 1 else 0, "memory": capture.memory, "slot_tokens": tokens,
+        "port": free_port() if capture.tensor_parallel > 1 else 0, "memory": capture.memory, "slot_tokens": tokens,
         "width": width, "slots": [str(p) for p in paths], "options": dict(capture.options),
     }  # fmt: skip
     opened = Session(workers=[], slots=[], hidden=hidden, log=log)
@@ -92,18 +89,17 @@ def stream(opened: Session, batches: Iterable[list[Row]]) -> Iterator[list[Featu
     waiting: deque[tuple[int, list[Row]]] = deque()
     free = deque(range(len(opened.slots)))
     upcoming = iter(batches)
-    with opened.lock:
-        while True:
-            for batch in itertools.islice(upcoming, len(free)):
-                slot = free.popleft()
-                _ask(opened, slot, batch)
-                waiting.append((slot, batch))
-            if not waiting:
-                return
-            slot, batch = waiting.popleft()
-            _check(_answer(opened), slot, batch)
-            yield _views(opened, slot, batch)
-            free.append(slot)
+    while True:
+        for batch in itertools.islice(upcoming, len(free)):
+            slot = free.popleft()
+            _ask(opened, slot, batch)
+            waiting.append((slot, batch))
+        if not waiting:
+            return
+        slot, batch = waiting.popleft()
+        _check(_answer(opened), slot, batch)
+        yield _views(opened, slot, batch)
+        free.append(slot)
 
 
 def _ask(opened: Session, slot: int, batch: list[Row]) -> None:
@@ -193,9 +189,3 @@ def _make_slots(size: int) -> list[Path]:
         os.close(handle)
         paths.append(Path(name))
     return paths
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])

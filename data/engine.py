@@ -48,7 +48,7 @@ def serving(
 
     Raises EnvironmentFault with the log's last line where it dies or is not healthy in time.
     """
-    port = _free_port()
+    port = free_port()
     command = (*_program(engine), *_arguments(target, path, port), *engine.args, *extra)
     log.parent.mkdir(parents=True, exist_ok=True)
     with open(log, "ab") as sink:
@@ -163,7 +163,8 @@ def _get(url: str) -> bytes:
         return bytes(response.read())
 
 
-def _free_port() -> int:
+def free_port() -> int:
+    """A loopback port that nobody listens on now."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])

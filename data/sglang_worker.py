@@ -109,10 +109,17 @@ def states(runner: Any, lengths: list[int]) -> torch.Tensor:
     return packed
 
 
+def listen(asked: queue.Queue[str | None]) -> None:
+    """Queue the lines of stdin, and None at its end."""
+    for line in sys.stdin:
+        asked.put(line)
+    asked.put(None)
+
+
 def serve(runner: Any, slots: list[torch.Tensor], say: Any) -> None:
     """Answer batches until stdin ends; a copy to its slot runs beside the next prefill."""
     asked: queue.Queue[str | None] = queue.Queue()
-    threading.Thread(target=lambda: [*map(asked.put, sys.stdin), asked.put(None)], daemon=True).start()
+    threading.Thread(target=listen, args=(asked,), daemon=True).start()
     side = torch.cuda.Stream() if torch.cuda.is_available() else None
     copied: tuple[Any, dict[str, Any]] | None = None
     while True:

@@ -8,9 +8,19 @@ from typing import Any, cast
 from eval.conditions import speculative_settings
 from eval.report import write_report
 from eval.summary import findings, measured, rows_of, sound, speed, speed_domain, unrepeated
-from export.record import CHECKPOINT, INPUTS, Figure, Measured, Record, Refusal, Speed, Verdict
-
-from export.record import read_record, recipe_hash, write_verdict  # isort: skip
+from export.record import (
+    CHECKPOINT,
+    INPUTS,
+    Figure,
+    Measured,
+    Record,
+    Refusal,
+    Speed,
+    Verdict,
+    read_record,
+    recipe_hash,
+    write_verdict,
+)
 from export.requests import Request, read_requests
 from recipes.artifact import damaged, difference, digest, read_manifest
 from recipes.faults import GateRefused

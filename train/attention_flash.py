@@ -24,18 +24,19 @@ _ops: Any = torch.ops.aten
 def attend(q_MNE: torch.Tensor, cache: Sequence[Pair], at: Places, window: int) -> torch.Tensor:
     """The same as attention_eager.attend, [M, N*E], in bf16."""
     left = window - len(cache) if window else -1
-    later = [x for pair in cache[1:] for x in pair]
-    return _Joint.apply(q_MNE, *cache[0], at.kept_M, at.starts_C, at.longest, left, *later).flatten(1)
+    pairs = [x for pair in cache for x in pair]
+    return _Joint.apply(at.kept_M, at.starts_C, at.longest, left, q_MNE, *pairs).flatten(1)
 
 
 class _Joint(torch.autograd.Function):
-    """attend over (q, step-0 keys, step-0 values, ..., keys and values of each later step)."""
+    """attend over (places, queries, step-0 keys, step-0 values, then keys and values of each later step)."""
 
     @staticmethod
     def forward(
-        ctx: Any, q_MNE: torch.Tensor, k_SGE: torch.Tensor, v_SGE: torch.Tensor, kept_M: torch.Tensor,
-        starts_C: torch.Tensor, longest: torch.Tensor, left: int, *later: torch.Tensor,
+        ctx: Any, kept_M: torch.Tensor, starts_C: torch.Tensor, longest: torch.Tensor, left: int, q_MNE: torch.Tensor,
+        *pairs: torch.Tensor,
     ) -> torch.Tensor:  # fmt: skip
+        k_SGE, v_SGE, *later = pairs
         first_SNE, norm_NS = forward(_spread(q_MNE, kept_M, len(k_SGE)), k_SGE, v_SGE, starts_C, longest, left)
         out, norm_MN = first_SNE[kept_M].float(), norm_NS[:, kept_M].T
         scores = [_scores(q_MNE, k) for k in later[::2]]
@@ -55,7 +56,7 @@ class _Joint(torch.autograd.Function):
         grad = grads[0].contiguous()
         spread = [_spread(x, kept, len(k)) for x in (grad, q, out)]
         joint_NS = _spread(joint, kept, len(k)).T.contiguous()
-        dq_S, dk, dv = backward(*spread, joint_NS, k, v, starts, longest, ctx.left)
+        dq_S, dk, dv = backward([*spread, joint_NS, k, v], starts, longest, ctx.left)
         dq, row_MN1 = dq_S[kept].float(), (grad.float() * out.float()).sum(-1, keepdim=True)
         scale, later_grads = q.shape[-1] ** -0.5, []
         for own_k, own_v in zip(later[::2], later[1::2], strict=True):
@@ -64,7 +65,7 @@ class _Joint(torch.autograd.Function):
             ds_MN1 = p_MN1 * ((grad.float() * values).sum(-1, keepdim=True) - row_MN1) * scale
             dq = dq + ds_MN1 * keys
             later_grads += [_groups(ds_MN1 * q.float(), own_k), _groups(p_MN1 * grad.float(), own_v)]
-        return dq.to(q.dtype), dk, dv, None, None, None, None, *later_grads
+        return None, None, None, None, dq.to(q.dtype), dk, dv, *later_grads
 
 
 @torch.library.custom_op("draftsmith::flash_forward", mutates_args=())
@@ -83,11 +84,11 @@ def forward(
 
 
 @torch.library.custom_op("draftsmith::flash_backward", mutates_args=())
-def backward(
-    grad_SNE: torch.Tensor, q_SNE: torch.Tensor, out_SNE: torch.Tensor, norm_NS: torch.Tensor, k_SGE: torch.Tensor,
-    v_SGE: torch.Tensor, starts_C: torch.Tensor, longest: torch.Tensor, left: int,
-) -> Triple:  # fmt: skip
-    """Gradients of q, k and v, given the (joint) output and log-sum-exp."""
+def backward(known: Sequence[torch.Tensor], starts_C: torch.Tensor, longest: torch.Tensor, left: int) -> Triple:
+    """Gradients of q, k and v. known: the output's gradient, q, the (joint) output [S, N, E] and log-sum-exp [N, S], k
+    and v.
+    """
+    grad_SNE, q_SNE, out_SNE, norm_NS, k_SGE, v_SGE = known
     unused = torch.zeros(2, dtype=torch.uint64, device=q_SNE.device)
     dq, dk, dv = _ops._flash_attention_backward(
         grad_SNE, q_SNE, k_SGE, v_SGE, out_SNE, norm_NS, starts_C, starts_C, int(longest), int(longest), 0.0, True,
@@ -105,10 +106,8 @@ def _(
 
 
 @backward.register_fake
-def _(
-    grad_SNE: torch.Tensor, q_SNE: torch.Tensor, out_SNE: torch.Tensor, norm_NS: torch.Tensor, k_SGE: torch.Tensor,
-    v_SGE: torch.Tensor, starts_C: torch.Tensor, longest: torch.Tensor, left: int,
-) -> Triple:  # fmt: skip
+def _(known: Sequence[torch.Tensor], starts_C: torch.Tensor, longest: torch.Tensor, left: int) -> Triple:
+    _grad, q_SNE, _out, _norm, k_SGE, v_SGE = known
     return torch.empty_like(q_SNE), torch.empty_like(k_SGE), torch.empty_like(v_SGE)
 
 

@@ -3,16 +3,16 @@
 import queue
 import threading
 import time
-from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import fields, is_dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
 
+from data.ahead import in_order
 from train.pack import Pack, Steps, to_device
+from train.places import each
 
 Load = Callable[[Sequence[int]], Pack]
 Fed = tuple[list[Pack], float]
@@ -27,24 +27,8 @@ def feed(ready: Iterator[Fed], device: torch.device) -> Iterator[Fed]:
 
 
 def from_disk(load: Load, steps: Steps) -> Iterator[Fed]:
-    """Packs of each optimiser step, in order; beside a GPU read ahead by threads.
-
-    On a CPU a second thread's OpenMP team would take the cores from the training: it cost a quarter of its speed.
-    """
-    if not torch.cuda.is_available():
-        for numbers in steps:
-            started = time.perf_counter()
-            packs = _read(load, numbers)
-            yield packs, time.perf_counter() - started
-        return
-    with ThreadPoolExecutor(AHEAD) as pool:
-        waiting: deque[Future[list[Pack]]] = deque()
-        for numbers in steps:
-            waiting.append(pool.submit(_read, load, numbers))
-            if len(waiting) > AHEAD:
-                yield _wait(waiting.popleft())
-        while waiting:
-            yield _wait(waiting.popleft())
+    """Packs of each optimiser step, in order, read ahead."""
+    return _timed(in_order((partial(_read, load, numbers) for numbers in steps), AHEAD))
 
 
 @contextmanager
@@ -65,7 +49,7 @@ def from_capture(packs: Iterable[list[Pack]]) -> Generator[Iterator[Fed], None, 
     thread = threading.Thread(target=fill, daemon=True)
     thread.start()
     try:
-        yield _taken(made)
+        yield _timed(_taken(made))
     finally:
         stopped.set()
         thread.join()
@@ -82,14 +66,19 @@ def _put(made: "queue.Queue[Any]", one: Any, stopped: threading.Event) -> bool:
     return False
 
 
-def _taken(made: "queue.Queue[list[Pack] | BaseException | None]") -> Iterator[Fed]:
-    while True:
-        started = time.perf_counter()
-        one = made.get()
-        if one is None:
-            return
+def _taken(made: "queue.Queue[list[Pack] | BaseException | None]") -> Iterator[list[Pack]]:
+    while (one := made.get()) is not None:
         if isinstance(one, BaseException):
             raise one
+        yield one
+
+
+def _timed(packs: Iterator[list[Pack]]) -> Iterator[Fed]:
+    while True:
+        started = time.perf_counter()
+        one = next(packs, None)
+        if one is None:
+            return
         yield one, time.perf_counter() - started
 
 
@@ -112,12 +101,6 @@ def _read(load: Load, numbers: list[list[int]]) -> list[Pack]:
     return [load(one) for one in numbers]
 
 
-def _wait(coming: Future[list[Pack]]) -> Fed:
-    started = time.perf_counter()
-    packs = coming.result()
-    return packs, time.perf_counter() - started
-
-
 def _use(packs: list[Pack], waited: float, copied: Any) -> Fed:
     """Order the trainer's stream after the copy, and tell the allocator that it reads what was copied."""
     stream = torch.cuda.current_stream()
@@ -128,16 +111,4 @@ def _use(packs: list[Pack], waited: float, copied: Any) -> Fed:
             tensor.record_stream(stream)
         return tensor
 
-    return [_each(one, recorded) for one in packs], waited
-
-
-def _each(one: Any, do: Callable[[torch.Tensor], torch.Tensor]) -> Any:
-    """The dataclass with every tensor in it replaced."""
-    changed: dict[str, Any] = {}
-    for field in fields(one):
-        value = getattr(one, field.name)
-        if isinstance(value, torch.Tensor):
-            changed[field.name] = do(value)
-        elif is_dataclass(value):
-            changed[field.name] = _each(value, do)
-    return replace(one, **changed)
+    return [each(one, recorded) for one in packs], waited

@@ -12,7 +12,8 @@ import triton.language as tl
 
 from train.losses import LK_DECAY
 
-BLOCK = 4096
+BLOCK: tl.constexpr = tl.constexpr(4096)
+DECAY: tl.constexpr = tl.constexpr(LK_DECAY)
 
 
 def rows(
@@ -25,20 +26,18 @@ def rows(
     count, size = logits_RD.shape
     loss_R = torch.empty(count, device=logits_RD.device)
     ids_R = torch.empty(count, dtype=torch.int64, device=logits_RD.device)
-    block = min(BLOCK, triton.next_power_of_2(size))
+    first = min(shift, len(teacher_MD) - 1)
     kernel: Any = _rows[(count,)]
-    kernel(logits_RD, teacher_MD, weight_R, loss_R, ids_R, shift, len(teacher_MD) - 1, size, kind, LK_DECAY, block,
-           num_warps=8)  # fmt: skip
+    kernel(logits_RD, teacher_MD[first:], weight_R, loss_R, ids_R, len(teacher_MD) - 1 - first, size, kind, num_warps=8)
     return loss_R, ids_R
 
 
 @triton.jit
-def _rows(logits, teacher, weight, loss, ids, shift, last, size, KIND: tl.constexpr, DECAY: tl.constexpr,
-          BLOCK: tl.constexpr):  # fmt: skip
+def _rows(logits, teacher, weight, loss, ids, last, size, KIND: tl.constexpr):
     row = tl.program_id(0).to(tl.int64)
     w = tl.load(weight + row)
     q_row = logits + row * size
-    t_row = teacher + tl.minimum(row + shift, last) * size
+    t_row = teacher + tl.minimum(row, last) * size
     place = tl.arange(0, BLOCK)
     if w == 0.0:
         for start in range(0, size, BLOCK):
@@ -80,7 +79,7 @@ def _rows(logits, teacher, weight, loss, ids, shift, last, size, KIND: tl.conste
             held = tl.maximum(accepted, 1e-9)
             value, on_kl, on_accepted = -tl.log(held), 0.0, 1.0 / held
         if KIND == 2:
-            share = tl.exp(-DECAY * accepted)
+            share = tl.exp(accepted * -DECAY)
             value, on_kl, on_accepted = share * kl + (1 - share) * (1 - accepted), share, 1 - share
         for start in range(0, size, BLOCK):
             at = start + place

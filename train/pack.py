@@ -4,7 +4,7 @@ Shapes: S positions of a pack, M positions that draft, K TTT steps, H hidden siz
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 
@@ -12,8 +12,7 @@ import torch
 
 from data.store import Entry, Features, Shard, read_index, read_row
 from recipes.schema import Train
-from train.places import Places, places
-from train.places import to as places_to
+from train.places import Places, each, places
 
 Steps = list[list[list[int]]]
 """for each optimiser step its packs, each a list of row numbers"""
@@ -72,7 +71,7 @@ def pack(rows: Sequence[Features], pin: bool = False) -> Pack:
         run_M=next_run_S[kept_M],
         at=places(list(pairwise(starts)), kept_M),
     )
-    return _pinned(one) if pin else one
+    return each(one, torch.Tensor.pin_memory) if pin else one
 
 
 def _after(rows: Sequence[Features], starts: Sequence[int], kept_M: torch.Tensor) -> list[torch.Tensor]:
@@ -92,20 +91,9 @@ def _joined(parts: list[torch.Tensor], pin: bool) -> torch.Tensor:
     return torch.cat(parts, out=whole)
 
 
-def _pinned(one: Pack) -> Pack:
-    """Its small tensors in page-locked memory too."""
-    at = replace(
-        one.at, starts_C=one.at.starts_C.pin_memory(), position_S=one.at.position_S.pin_memory(),
-        kept_M=one.at.kept_M.pin_memory(),
-    )  # fmt: skip
-    return replace(one, input_ids_S=one.input_ids_S.pin_memory(), run_M=one.run_M.pin_memory(), at=at)
-
-
 def to_device(one: Pack, device: torch.device) -> Pack:
-    """The same pack on another device."""
-    names = ("aux_SAH", "final_MH", "input_ids_S", "run_M")
-    tensors = {name: getattr(one, name).to(device, non_blocking=True) for name in names}
-    return replace(one, **tensors, at=places_to(one.at, device))
+    """The same pack on another device; scalars stay on the CPU, where kernels are launched from."""
+    return each(one, lambda x: x.to(device, non_blocking=True) if x.dim() else x)
 
 
 def load_pack(folder: Path, rows: list[tuple[Shard, Entry]], numbers: Sequence[int], pin: bool = False) -> Pack:

@@ -3,8 +3,9 @@
 Shapes: S positions of a pack, M positions that draft (kept), C documents + 1.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, fields, is_dataclass, replace
+from typing import Any
 
 import torch
 
@@ -42,7 +43,13 @@ def everywhere(one: Places) -> Places:
     return replace(one, kept_M=torch.arange(len(one.position_S), device=one.kept_M.device))
 
 
-def to(one: Places, device: torch.device) -> Places:
-    """The same on another device."""
-    tensors = {name: getattr(one, name).to(device, non_blocking=True) for name in ("starts_C", "position_S", "kept_M")}
-    return replace(one, **tensors)
+def each(one: Any, do: Callable[[torch.Tensor], torch.Tensor]) -> Any:
+    """A dataclass of tensors (and of such dataclasses) with `do` applied to every tensor."""
+    changed: dict[str, Any] = {}
+    for field in fields(one):
+        value = getattr(one, field.name)
+        if isinstance(value, torch.Tensor):
+            changed[field.name] = do(value)
+        elif is_dataclass(value):
+            changed[field.name] = each(value, do)
+    return replace(one, **changed)

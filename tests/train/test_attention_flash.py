@@ -1,11 +1,11 @@
-"""The joined attention against the eager one, with a plain stand-in for the GPU's flash kernel.
+"""The joined attention against the eager one, with plain CPU kernels for the two flash operators.
 
 What is tested is what is ours: the joining of the two parts, forward and backward. The kernel itself runs on a GPU
 only; `python -m tests.bench.exact` compares the whole there.
 """
 
 import math
-from collections.abc import Iterator
+from collections.abc import Sequence
 
 import pytest
 import torch
@@ -32,32 +32,30 @@ def _probabilities(
     return (score - norm[..., None]).exp(), norm
 
 
+@attention_flash.forward.register_kernel("cpu")
 def _forward(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, starts: torch.Tensor, _: torch.Tensor, left: int
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, starts: torch.Tensor, longest: torch.Tensor, left: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
+    assert int(longest) == starts.diff().max()
     p, norm = _probabilities(q, k, starts, left, None)
-    return torch.einsum("nst,tne->sne", p, v.repeat_interleave(q.shape[1] // v.shape[1], 1)), norm
+    out = torch.einsum("nst,tne->sne", p, v.repeat_interleave(q.shape[1] // v.shape[1], 1))
+    return out.contiguous(), norm.contiguous()
 
 
+@attention_flash.backward.register_kernel("cpu")
 def _backward(
-    grad: torch.Tensor, q: torch.Tensor, out: torch.Tensor, norm: torch.Tensor, k: torch.Tensor, v: torch.Tensor,
-    starts: torch.Tensor, _: torch.Tensor, left: int,
-) -> tuple[torch.Tensor, ...]:  # fmt: skip
+    known: Sequence[torch.Tensor], starts: torch.Tensor, longest: torch.Tensor, left: int
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """The flash backward's formulas: probabilities from the given log-sum-exp, row sums from the given output."""
+    grad, q, out, norm, k, v = known
     repeat, scale = q.shape[1] // k.shape[1], q.shape[-1] ** -0.5
     keys, values = k.repeat_interleave(repeat, 1), v.repeat_interleave(repeat, 1)
     p, _norm = _probabilities(q, k, starts, left, norm)
     row = (grad * out).sum(-1).T[..., None]
     ds = p * (torch.einsum("sne,tne->nst", grad, values) - row) * scale
     dk, dv = torch.einsum("nst,sne->tne", ds, q), torch.einsum("nst,sne->tne", p, grad)
-    return torch.einsum("nst,tne->sne", ds, keys), *(x.unflatten(1, (-1, repeat)).sum(2) for x in (dk, dv))
-
-
-@pytest.fixture(autouse=True)
-def _kernel(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr(attention_flash, "forward", _forward)
-    monkeypatch.setattr(attention_flash, "backward", _backward)
-    yield
+    dk, dv = (x.unflatten(1, (-1, repeat)).sum(2) for x in (dk, dv))
+    return torch.einsum("nst,tne->sne", ds, keys).contiguous(), dk, dv
 
 
 @pytest.mark.parametrize("later", [0, 1, 3])
