@@ -51,7 +51,9 @@ def session(recipe: Recipe, run: Path, model: Path, log: Path, plain: bool = Fal
     """
     capture, hidden, layers = recipe.capture, recipe.target.facts.hidden_size, aux_layers(recipe)
     longest = recipe.answers.max_prompt_tokens + recipe.answers.max_tokens * recipe.answers.max_turns
-    tokens = max(capture.batch_tokens, min(longest, recipe.target.max_model_len))
+    # A streamed batch is a whole pack.
+    batch = max(capture.batch_tokens, recipe.train.pack_tokens if capture.mode == "stream" else 0)
+    tokens = max(batch, min(longest, recipe.target.max_model_len))
     width = (len(layers) + 1) * hidden
     paths = _make_slots(tokens * width * 2)
     settings: dict[str, Any] = {

@@ -1,6 +1,7 @@
 """The worker and its seam as real processes, with a stand-in for SGLang's classes (tests/fake_sglang.py)."""
 
 import os
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -87,6 +88,14 @@ def test_a_batch_longer_than_a_slot_is_refused(folder: Path, tmp_path: Path) -> 
         ValueError, match=r"a batch of 9000 tokens does not fit a slot of \d+; raise capture.batch_tokens"
     ):
         captured(recipe, folder, tmp_path, [rows([9000])])
+
+
+def test_a_streamed_pack_fits_a_slot_though_it_is_longer_than_a_batch(folder: Path, tmp_path: Path) -> None:
+    recipe = recipe_of(folder, mode="stream")
+    pack_tokens = recipe.answers.max_prompt_tokens + recipe.answers.max_tokens + 2000
+    longer = replace(recipe, train=replace(recipe.train, pack_tokens=pack_tokens))
+    (found,) = captured(longer, folder, tmp_path, [rows([pack_tokens])])
+    assert len(found) == pack_tokens
 
 
 def test_too_little_shared_memory_is_said_before_anything_starts(monkeypatch: pytest.MonkeyPatch) -> None:
