@@ -25,6 +25,12 @@ from train.head import open_head
 from train.pack import Pack, pack, to_device
 from train.replay import embeddings, walk
 
+# (features, head) of the replays: what engines do, then what tells rounding from error.
+ROUNDINGS = (
+    (torch.bfloat16, torch.bfloat16), (torch.float32, torch.float32),
+    (torch.bfloat16, torch.float32), (torch.float32, torch.bfloat16),
+)  # fmt: skip
+
 
 @dataclass(frozen=True, kw_only=True)
 class Served:
@@ -47,13 +53,13 @@ class Difference:
     """between the two highest of our logits there"""
     quantum: float
     """spacing of bf16 at that logit"""
-    exact_gap: float | None = None
-    """the same gap when our replay is done again in fp32; 0 where that replay gives the engine's count"""
+    again: tuple[float, ...] = ()
+    """the same gap in further replays that round elsewhere (`ROUNDINGS`); 0 where one gives the engine's count"""
 
     @property
     def tie(self) -> bool:
-        """True where the two tokens are within one bf16 quantum, in bf16 or in fp32, so either order is right."""
-        return min(self.gap, self.gap if self.exact_gap is None else self.exact_gap) <= self.quantum
+        """True where a replay puts the two tokens within one bf16 quantum, so that rounding alone decides."""
+        return min((self.gap, *self.again)) <= self.quantum
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,29 +84,39 @@ def agreement(
 ) -> dict[str, dict[str, Any]]:
     """Agreement by domain of any head with served requests; the head is replayed in bf16, as the engine runs it.
 
-    Two bf16 engines differ by about one quantum of a logit, now and then by two, so requests with a difference that is
-    no tie are replayed once more in fp32 arithmetic on the same bf16 weights; what that explains is a tie.
+    Two bf16 engines differ by about one quantum of a logit, now and then by two. So requests with a difference that is
+    no tie are replayed again, on the same bf16 weights, with fp32 arithmetic in the target, the head or both, until
+    one replay explains it.
     """
     asked = [request for request in served if request.accepted]
-    replays = _replays(head, d2t_D, target, asked, steps, torch.bfloat16)
-    doubtful = [n for n, one in enumerate(replays) if not all(d.tie for d in one.differences)]
-    exact = _replays(head, d2t_D, target, [asked[n] for n in doubtful], steps, torch.float32) if doubtful else []
-    for n, one in zip(doubtful, exact, strict=True):
-        gaps = {d.anchor: d.gap for d in one.differences}
-        again = tuple(replace(d, exact_gap=gaps.get(d.anchor, 0.0)) for d in replays[n].differences)
-        replays[n] = replace(replays[n], differences=again)
+    replays = _replays(head, d2t_D, target, asked, steps, ROUNDINGS[0])
+    for rounding in ROUNDINGS[1:]:
+        doubtful = [n for n, one in enumerate(replays) if not all(d.tie for d in one.differences)]
+        if not doubtful:
+            break
+        again = _replays(head, d2t_D, target, [asked[n] for n in doubtful], steps, rounding)
+        for n, one in zip(doubtful, again, strict=True):
+            replays[n] = _seen_again(replays[n], one)
     found: dict[str, list[Replay]] = {}
     for request, one in zip(asked, replays, strict=True):
         found.setdefault(request.domain, []).append(one)
     return {domain: summarise(replays) for domain, replays in sorted(found.items())}
 
 
+def _seen_again(first: Replay, other: Replay) -> Replay:
+    """`first`, whose differences also hold the gap that another replay has in the same window."""
+    gaps = {d.anchor: d.gap for d in other.differences}
+    noted = (replace(d, again=(*d.again, gaps.get(d.anchor, 0.0))) for d in first.differences)
+    return replace(first, differences=tuple(noted))
+
+
 def _replays(
-    head: Eagle3, d2t_D: torch.Tensor, target: Path, served: Sequence[Served], steps: int, dtype: torch.dtype
-) -> list[Replay]:
-    session = capture_hf.open_target(target, head.config.aux_layers, dtype)
-    rounded = copy.deepcopy(head).to(session.device, torch.bfloat16).to(dtype).eval()
-    frozen = (d2t_D.to(session.device), embedding(target).to(session.device, dtype))
+    head: Eagle3, d2t_D: torch.Tensor, target: Path, served: Sequence[Served], steps: int,
+    rounding: tuple[torch.dtype, torch.dtype],
+) -> list[Replay]:  # fmt: skip
+    session = capture_hf.open_target(target, head.config.aux_layers, rounding[0])
+    rounded = copy.deepcopy(head).to(session.device, torch.bfloat16).to(rounding[1]).eval()
+    frozen = (d2t_D.to(session.device), embedding(target).to(session.device, torch.bfloat16).to(rounding[1]))
     return [replay(rounded, *frozen, session, request, steps) for request in served]
 
 
@@ -115,7 +131,7 @@ def replay(
     one = to_device(pack(capture_hf.forward(session, [row])), session.device)
     if not len(one.at.kept_M):
         return Replay(windows=0, differences=(), replayed_tokens=0, replayed_windows=0, served_tokens=0)
-    logits_KMD = torch.stack(head.logits(one.aux_SAH, embeddings(one, embed_VH, steps), one.at))
+    logits_KMD = torch.stack(head.logits(one.aux_SAH.to(embed_VH.dtype), embeddings(one, embed_VH, steps), one.at))
     best_KM = logits_KMD.argmax(-1)
     drafts_KM = best_KM + d2t_D[best_KM]
     own = walk(drafts_KM, one)
