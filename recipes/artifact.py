@@ -12,7 +12,8 @@ import json
 import os
 import shutil
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
@@ -113,11 +114,16 @@ def state(stage: Stage, recipe: Recipe, run: Path, *, deep: bool = False) -> Sta
 
 def damaged(folder: Path, *, deep: bool = False) -> list[str]:
     """Names of files that are missing or differ from the manifest."""
-    manifest, bad = read_manifest(folder), list[str]()
-    for name, entry in (manifest or {"files": {}})["files"].items():
-        file = folder / name
-        if not file.is_file() or file.stat().st_size != entry["bytes"] or (deep and hash_file(file) != entry["sha256"]):
-            bad.append(name)
+    entries: dict[str, dict[str, Any]] = (read_manifest(folder) or {"files": {}})["files"]
+    bad = [
+        name
+        for name, entry in entries.items()
+        if not (file := folder / name).is_file() or file.stat().st_size != entry["bytes"]
+    ]
+    if deep:
+        whole = [name for name in entries if name not in bad]
+        hashes = hash_files([folder / name for name in whole])
+        bad += [name for name, found in zip(whole, hashes, strict=True) if found != entries[name]["sha256"]]
     return bad
 
 
@@ -139,12 +145,16 @@ def build(stage: Stage, recipe: Recipe, run: Path) -> dict[str, Any]:
     _begin(partial, run / stage.name, plan)
     started = time.time()
     accounting = stage.make(recipe, run, partial)
+    files = [
+        f
+        for f in sorted(partial.rglob("*"))
+        if f.is_file() and f.name not in ("plan.json", "manifest.json") and ".tmp" not in f.suffixes
+    ]
     manifest = {
         "plan": plan,
         "files": {
-            str(f.relative_to(partial)): {"sha256": hash_file(f), "bytes": f.stat().st_size}
-            for f in sorted(partial.rglob("*"))
-            if f.is_file() and f.name not in ("plan.json", "manifest.json") and ".tmp" not in f.suffixes
+            str(f.relative_to(partial)): {"sha256": found, "bytes": f.stat().st_size}
+            for f, found in zip(files, hash_files(files), strict=True)
         },
         "accounting": accounting,
         "recipe": plain(recipe),
@@ -215,6 +225,12 @@ def hash_file(path: Path) -> str:
     """SHA-256 of a file, read in pieces."""
     with open(path, "rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def hash_files(paths: Sequence[Path]) -> list[str]:
+    """SHA-256 of each file, several at a time: a store of features is tens of gigabytes."""
+    with ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:
+        return list(pool.map(hash_file, paths))
 
 
 def _lookup(whole: dict[str, Any], dotted: str) -> Any:
