@@ -27,8 +27,9 @@ from recipes.faults import GateRefused
 from recipes.load import plain
 from recipes.schema import Recipe, Rule
 
-COUNTER_TOLERANCE = 0.01
-"""relative difference of the engine's counters and the sums over requests, at most"""
+COUNTER_TOLERANCE, CHUNKS_TOLERANCE = 0.01, 0.03
+"""relative difference of the engine's counters and the sums over requests, at most; more where chunks are windows: what
+the engine accepted beyond an answer's end is in its counters and in no chunk"""
 MIN_SUBSET = 10
 """fewer unrepeated answers than this have no interval worth a rule"""
 
@@ -98,7 +99,7 @@ def judge(
     refusals = [*_changed(record, now, edited), *_speculation(record, recipe), *_times(record, requests)]
     for name, figures in domains.items():
         refusals += _answered(name, recipe, requests)
-        refusals += _counts(name, record, requests)
+        refusals += _counts(name, record, requests, recipe)
         refusals += _reached(name, recipe, figures, requests)
     refusals += [*_fast(recipe, timed), *_parity(record, recipe, domains)]
     return Verdict(
@@ -178,8 +179,9 @@ def _answered(name: str, recipe: Recipe, requests: Sequence[Request]) -> list[Re
     return refusals
 
 
-def _counts(name: str, record: Record, requests: Sequence[Request]) -> list[Refusal]:
+def _counts(name: str, record: Record, requests: Sequence[Request], recipe: Recipe) -> list[Refusal]:
     """The engine's counters, and each row in itself, must tell the same story."""
+    tolerance = CHUNKS_TOLERANCE if recipe.engine.windows == "chunks" else COUNTER_TOLERANCE
     refusals: list[Refusal] = []
     for arm in ("head", "ngram"):
         rows = [r for r in requests if r.arm == arm and r.domain == name and not r.error]
@@ -193,7 +195,7 @@ def _counts(name: str, record: Record, requests: Sequence[Request]) -> list[Refu
             refusals.append(_no("counters", f"{arm}: the engine's counters are missing", name))
         for field in ("drafts", "draft_tokens", "accepted") if engine else ():
             said, summed = float(getattr(engine, field)), float(sum(getattr(r, field) for r in counted))
-            if not abs(said - summed) <= COUNTER_TOLERANCE * max(said, summed):
+            if not abs(said - summed) <= tolerance * max(said, summed):
                 why = f"{arm}: the engine counted {said:g} {field}, its answers hold {summed:g}"
                 refusals.append(_no("counters", why, name, summed, threshold=said))
     head = [r for r in requests if r.arm == "head" and r.domain == name and not r.error]
