@@ -121,6 +121,8 @@ class Train:
     """share of lr at the end of the cosine"""
     precision: Literal["bf16", "fp32"] = "bf16"
     """of the forward and backward; the master weights are fp32"""
+    recompute: Flag = False
+    """gradient checkpointing: the backward makes each TTT step again instead of keeping it; slower, less memory"""
     deterministic: Flag = False
     """on a GPU: only kernels that give the same bits every time; slower"""
     checkpoint_steps: Positive = 100

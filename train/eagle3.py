@@ -16,6 +16,7 @@ from typing import cast
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 from transformers import LlamaConfig
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
@@ -165,34 +166,50 @@ class Eagle3(nn.Module):
             aux_SAH = torch.cat([norm(chunk) for norm, chunk in zip(self.fc_norm, chunks, strict=True)], -1)
         return self.fc(aux_SAH)
 
-    def forward(self, aux_SAH: torch.Tensor, embeds: Sequence[torch.Tensor], at: Places) -> list[torch.Tensor]:
+    def forward(
+        self, aux_SAH: torch.Tensor, embeds: Sequence[torch.Tensor], at: Places, recompute: bool = False
+    ) -> list[torch.Tensor]:
         """What lm_head reads, one [M, H] a TTT step.
 
         embeds[0] is [S, H], the embedding of x_{t+1} at every position; embeds[k] is [M, H], of x_{t+1+k} at the kept
-        positions. Attention stays within a document.
+        positions. Attention stays within a document. recompute: the backward makes each step's activations again
+        instead of keeping them.
         """
         hidden, position = self.fuse(aux_SAH), at.position_S
         caches: list[list[Pair]] = [[] for _ in self.layers]
         outputs: list[torch.Tensor] = []
         for step, embed in enumerate(embeds):
-            rope = self._rope(hidden, position)
-            for number, module in enumerate(self.layers):
-                layer, cache = cast(Layer, module), caches[number]
-                x, residual = layer.inputs(embed, hidden)
-                cache.append(layer.self_attn.keys_values(x, rope))
-                # Step 0 narrows to the kept positions in its last layer: below it, all keys are needed.
-                last = number == len(self.layers) - 1
-                if step == 0 and last:
-                    x, residual = x[at.kept_M], residual[at.kept_M]
-                    rope = (rope[0][at.kept_M], rope[1][at.kept_M])
-                q = layer.self_attn.queries(x, rope)
-                here = everywhere(at) if step == 0 and not last else at
-                hidden = layer.outputs(_attend(q, cache, here, self.config.window), residual)
-            normed = self.norm(hidden)
+            inputs = (embed, hidden, self._rope(hidden, position), caches, at)
+            if recompute:
+                normed, hidden, added = checkpoint(self._step, *inputs, use_reentrant=False, preserve_rng_state=False)
+            else:
+                normed, hidden, added = self._step(*inputs)
+            caches = [[*cache, pair] for cache, pair in zip(caches, added, strict=True)]
             outputs.append(normed)
-            hidden = normed if self.config.norm_output else hidden
             position = at.position_S[at.kept_M] + step + 1
         return outputs
+
+    def _step(
+        self, embed: torch.Tensor, hidden: torch.Tensor, rope: Pair, caches: list[list[Pair]], at: Places
+    ) -> tuple[torch.Tensor, torch.Tensor, list[Pair]]:
+        """(what lm_head reads, what the next step reads, each layer's own keys and values)."""
+        first = not caches[0]
+        added: list[Pair] = []
+        for number, module in enumerate(self.layers):
+            layer = cast(Layer, module)
+            x, residual = layer.inputs(embed, hidden)
+            added.append(layer.self_attn.keys_values(x, rope))
+            # Step 0 narrows to the kept positions in its last layer: below it, all keys are needed.
+            last = number == len(self.layers) - 1
+            if first and last:
+                x, residual = x[at.kept_M], residual[at.kept_M]
+                rope = (rope[0][at.kept_M], rope[1][at.kept_M])
+            q = layer.self_attn.queries(x, rope)
+            here = everywhere(at) if first and not last else at
+            attended = _attend(q, [*caches[number], added[-1]], here, self.config.window)
+            hidden = layer.outputs(attended, residual)
+        normed = self.norm(hidden)
+        return normed, normed if self.config.norm_output else hidden, added
 
     def logits(self, aux_SAH: torch.Tensor, embeds: Sequence[torch.Tensor], at: Places) -> list[torch.Tensor]:
         """Logits over the draft vocabulary, one [M, D] a TTT step."""

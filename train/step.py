@@ -47,7 +47,8 @@ class Step(nn.Module):
         """See the class."""
         frozen, steps = self.frozen, self.settings.ttt_steps
         weights = half(self.head, frozen.embed_VH.dtype)
-        inputs = (pack.aux_SAH.to(frozen.embed_VH.dtype), embeddings(pack, frozen.embed_VH, steps), pack.at)
+        embeds = embeddings(pack, frozen.embed_VH, steps)
+        inputs = (pack.aux_SAH.to(frozen.embed_VH.dtype), embeds, pack.at, self.settings.recompute)
         normed: list[torch.Tensor] = functional_call(self.head, weights, inputs)
         with torch.no_grad():
             teacher_MD = pack.final_MH.to(frozen.teacher_DH.dtype) @ frozen.teacher_DH.T

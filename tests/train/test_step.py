@@ -75,15 +75,17 @@ def results(model: Any, one: Step, packs: list[Pack]) -> list[torch.Tensor]:
 
 
 @pytest.mark.parametrize(
-    ("loss", "trained", "compiling"),
+    ("loss", "trained", "recompute", "compiling"),
     [
-        ("kl", False, False),
-        ("lk_lambda", True, False),
-        pytest.param("kl", False, True, marks=pytest.mark.served),  # tracing takes 9 s
+        ("kl", False, False, False),
+        ("kl", False, True, False),
+        ("lk_lambda", True, False, False),
+        pytest.param("kl", False, False, True, marks=pytest.mark.served),  # tracing takes 9 s
+        pytest.param("kl", False, True, True, marks=pytest.mark.served),
     ],
 )
 def test_one_graph_for_every_pack_gives_the_eager_step(
-    monkeypatch: pytest.MonkeyPatch, loss: Any, trained: bool, compiling: bool
+    monkeypatch: pytest.MonkeyPatch, loss: Any, trained: bool, recompute: bool, compiling: bool
 ) -> None:
     settings = Train(epochs=1.0, ttt_steps=2 if trained else 3, loss=loss)
     packs = [pack(documents(SHAPE, tokens, seed)) for seed, tokens in enumerate((950, 1600))]
@@ -91,7 +93,7 @@ def test_one_graph_for_every_pack_gives_the_eager_step(
     expected = results(eager, eager, packs)
     monkeypatch.setattr(eagle3, "_attend", attention_flash.attend)
     monkeypatch.setattr(step, "_taught", lambda _like: losses_fused.taught)
-    fused = made(settings, trained)
+    fused = made(replace(settings, recompute=recompute), trained)
     graphs = CompileCounterWithBackend("aot_eager")
     model = torch.compile(fused, fullgraph=True, backend=graphs) if compiling else fused
     for ours, theirs in zip(results(model, fused, packs), expected, strict=True):
