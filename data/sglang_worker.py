@@ -24,7 +24,7 @@ def open_runner(settings: dict[str, Any]) -> Any:
     """A ModelRunner of SGLang that captures the asked layers; `kept` on it receives (aux states, final state)."""
     from sglang.srt.configs.model_config import ModelConfig
     from sglang.srt.model_executor.model_runner import ModelRunner
-    from sglang.srt.server_args import PortArgs, ServerArgs, set_global_server_args_for_scheduler
+    from sglang.srt.server_args import ServerArgs, set_global_server_args_for_scheduler
 
     args = ServerArgs(
         model_path=settings["model"], skip_tokenizer_init=True, dtype=settings["dtype"], disable_cuda_graph=True,
@@ -34,9 +34,9 @@ def open_runner(settings: dict[str, Any]) -> Any:
     set_global_server_args_for_scheduler(args)
     runner = ModelRunner(
         model_config=ModelConfig.from_server_args(args), mem_fraction_static=args.mem_fraction_static,
-        gpu_id=settings["rank"] if args.device == "cuda" else 0, tp_rank=settings["rank"], tp_size=settings["ranks"],
+        gpu_id=settings["gpu"] if args.device == "cuda" else 0, tp_rank=settings["rank"], tp_size=settings["ranks"],
         moe_ep_rank=0, moe_ep_size=1, pp_rank=0, pp_size=1,
-        nccl_port=settings["port"] or PortArgs.init_new(args).nccl_port, server_args=args,
+        nccl_port=settings["port"], server_args=args,
     )  # fmt: skip
     runner.alloc_memory_pool()
     runner.init_attention_backends()

@@ -52,8 +52,10 @@ class Capture:
     env: dict[str, str] = Field(default_factory=dict)
     options: dict[str, str | int | float | bool] = Field(default_factory=dict)
     """further ServerArgs of SGLang, e.g. attention_backend: triton"""
+    engines: Positive = 1
+    """SGLang engines that share the rows, each on tensor_parallel GPUs of its own"""
     tensor_parallel: Positive = 1
-    """GPUs that share the target"""
+    """GPUs that share one target"""
     memory: Annotated[float, Field(strict=True, gt=0, lt=1)] = 0.6
     """share of the GPU that SGLang may take"""
     aux_layers: tuple[Integer, ...] = ()

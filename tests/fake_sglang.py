@@ -25,10 +25,6 @@ class ModelConfig:
     "sglang/srt/server_args.py": """
 class ServerArgs:
     def __init__(self, **given): self.__dict__.update({"device": "cpu", "page_size": 1, **given})
-class PortArgs:
-    nccl_port = 1
-    @classmethod
-    def init_new(cls, args): return cls
 def set_global_server_args_for_scheduler(args): pass
 """,
     "sglang/srt/model_executor/model_runner.py": """

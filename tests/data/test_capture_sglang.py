@@ -62,6 +62,28 @@ def test_several_ranks_get_the_same_batches_and_one_answers(folder: Path, tmp_pa
     assert len(captured(recipe_of(folder, tensor_parallel=2), folder, tmp_path, [rows([7]), rows([8, 9])])) == 3
 
 
+def test_several_engines_share_the_batches_and_the_order_stays(folder: Path, tmp_path: Path) -> None:
+    recipe = recipe_of(folder, engines=2)
+    batches = [rows([7 + i, 3]) for i in range(13)]
+    with capture_sglang.session(recipe, tmp_path, folder / "target", tmp_path / "logs" / "capture.log") as opened:
+        assert len({worker.pid for engine in opened.engines for worker in engine.workers}) == 2
+        found = [one.aux_SAH.clone() for batch in capture_sglang.stream(opened, batches) for one in batch]
+    for ours, row in zip(found, [row for batch in batches for row in batch], strict=True):
+        assert torch.equal(ours, torch.cat([states(list(row.input_ids), layer) for layer in (1, 3, 5)], -1))
+
+
+def test_each_engine_and_rank_has_a_gpu_of_its_own(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told: list[int] = []
+    monkeypatch.setenv("LOCAL_RANK", "1")
+    monkeypatch.setattr(capture_sglang, "_write", lambda _engine, _worker, line: told.append(line["gpu"]))
+    monkeypatch.setattr(capture_sglang, "_answer", lambda _engine: {"ready": True})
+    recipe = recipe_of(folder, engines=2, tensor_parallel=2)
+    with capture_sglang.session(recipe, tmp_path, folder / "target", tmp_path / "logs" / "capture.log"):
+        assert told == [4, 5, 6, 7]
+
+
 def test_a_worker_that_cannot_start_is_one_clear_line(folder: Path, tmp_path: Path) -> None:
     with pytest.raises(
         EnvironmentFault, match=r"worker (died|did not start): .*no such attention backend.*capture.log"
@@ -100,7 +122,7 @@ def test_a_streamed_pack_fits_a_slot_though_it_is_longer_than_a_batch(folder: Pa
 
 def test_too_little_shared_memory_is_said_before_anything_starts(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(EnvironmentFault, match=r"MiB free, capture needs .*; lower capture.batch_tokens"):
-        capture_sglang._make_slots(2**50)
+        capture_sglang._make_slots(4, 2**50)
 
 
 def test_the_store_is_the_one_that_hf_writes(folder: Path, tmp_path: Path) -> None:
