@@ -7,6 +7,7 @@ estimate_preflight.py what would stop it.
 
 from recipes.check import aux_layers
 from recipes.estimate_files import source_bytes
+from recipes.estimate_memory import capture_gpu_bytes
 from recipes.estimate_preflight import preflight
 from recipes.estimate_rates import CPU, DISK, Rates, rates_for
 from recipes.estimate_sizes import (
@@ -178,10 +179,16 @@ def _features(recipe: Recipe, rates: Rates) -> dict[str, float]:
     parts = [split_counts(recipe, s) for s in stored_splits(recipe)]
     rows, conversations = sum(p.row_tokens for p in parts), sum(p.conversations for p in parts)
     width = feature_bytes_per_token(facts.hidden_size, layers, capture.dtype)
-    # All layers' states of a batch, and the shards that are gathered, joined or written.
-    states = capture.batch_tokens * 2.0 * facts.hidden_size * (facts.num_hidden_layers + 1)
-    memory = rates.process_bytes + weight_bytes(recipe) + states + SHARDS_HELD * capture.shard_tokens * width
-    compute = rows * 2e9 * facts.active_params_b / rates.capture_flops + rows / capture.batch_tokens * rates.pass_s
+    gpus = capture.engines * capture.tensor_parallel if rates.devices else 1
+    if rates.devices and capture.backend != "hf":
+        memory = gpus * capture_gpu_bytes(recipe)
+    else:
+        # All layers' states of a batch, and the shards that are gathered, joined or written.
+        states = capture.batch_tokens * 2.0 * facts.hidden_size * (facts.num_hidden_layers + 1)
+        memory = rates.process_bytes + weight_bytes(recipe) + states + SHARDS_HELD * capture.shard_tokens * width
+    flops = rates.capture_flops * gpus / max(1, rates.devices)
+    passes = rows / capture.batch_tokens / capture.engines * rates.pass_s
+    compute = rows * 2e9 * facts.active_params_b / flops + passes
     hashing = 2 * rows * width / DISK["hash_bytes"]  # as each shard is written, and for the manifest
     return _stage(
         tokens=rows, disk=rows * width + 132 * conversations, memory=memory,

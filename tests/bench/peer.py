@@ -39,7 +39,8 @@ def peer(shape: Shape, ttt: int, optimizer: str) -> dict[str, Any]:
         if len(marks) == WARM:
             torch.cuda.reset_peak_memory_stats()
 
-    trainer = make_trainer(model, arguments, [batches[n % 3] for n in range(WARM + STEPS)], optimizer)
+    loader = Batches([batches[n % 3] for n in range(WARM + STEPS)])
+    trainer = make_trainer(model, arguments, loader, optimizer)
     trainer.train_epoch(0, step_callback=mark)
     torch.cuda.synchronize()
     flops = statistics.mean(full_flops(shape, pack(documents(shape, TOKENS, seed)), ttt) for seed in range(3))
@@ -69,14 +70,25 @@ def _no(name: str) -> Any:
     raise AttributeError(name)
 
 
-def stand_in() -> None:
-    """Mend what stops its trainer here: packages that are missing, and one autotuner's list for two kernels."""
+def stand_in(fused: bool = True) -> None:
+    """Mend what stops its trainer here: packages that are missing; with its fused losses, one autotuner's list for two
+    kernels; without a GPU, what refuses a CPU.
+    """
     sys.meta_path.append(Absent())
-    import speculators.losses.fused as fused
+    if not fused:
+        import speculators.train.distributed as distributed
+        import torch.nn.attention.flex_attention as flex
+
+        flex._validate_device = lambda *_: None
+        distributed._local_rank = "cpu"
+        torch.accelerator.synchronize = lambda *_: None
+        torch.cuda.synchronize = lambda *_: None
+        return
+    import speculators.losses.fused as losses
     import triton
 
-    configs = fused.loss_backward_kernel.configs
-    fused.loss_backward_kernel.configs = [
+    configs = losses.loss_backward_kernel.configs
+    losses.loss_backward_kernel.configs = [
         triton.Config(dict(c.kwargs), num_warps=c.num_warps, num_stages=c.num_stages) for c in configs
     ]
 
@@ -84,9 +96,6 @@ def stand_in() -> None:
 def build(shape: Shape, ttt: int, tokens: int) -> tuple[Any, argparse.Namespace]:
     """Its model with its own defaults and random target weights, on the GPU, and its flattened settings."""
     import speculators.utils.loading as loading
-    from speculators.model import SpeculatorModel
-    from speculators.train.cli import create_transformer_layer_config
-    from speculators.train.config import TrainConfig
     from transformers import LlamaConfig
 
     def random_layers(names: list[str], *_: Any, **__: Any) -> dict[str, torch.Tensor]:
@@ -102,22 +111,34 @@ def build(shape: Shape, ttt: int, tokens: int) -> tuple[Any, argparse.Namespace]
         head_dim=shape.size, max_position_embeddings=32768, rope_parameters=shape.rope, bos_token_id=None,
         eos_token_id=None, architectures=["LlamaForCausalLM"],
     ).save_pretrained(folder)  # fmt: skip
+    return build_for(folder, ttt, tokens, vocabulary(shape))
+
+
+def build_for(
+    folder: str, ttt: int, tokens: int, vocab: tuple[torch.Tensor, torch.Tensor], device: str = "cuda"
+) -> tuple[Any, argparse.Namespace]:
+    """Its model for the target in `folder` and a (d2t, t2d) vocabulary, with its own defaults, on `device`."""
+    from speculators.model import SpeculatorModel
+    from speculators.train.cli import create_transformer_layer_config
+    from speculators.train.config import TrainConfig
+
     config = TrainConfig(
         speculator_type="eagle3", verifier={"verifier_name_or_path": folder},
-        loss={"ttt_steps": ttt, "loss_implementation": "fused"}, data={"total_seq_len": tokens},
+        loss={"ttt_steps": ttt, "loss_implementation": "fused" if device == "cuda" else "eager"},
+        data={"total_seq_len": tokens},
     )  # fmt: skip
     arguments = argparse.Namespace(**config.flatten())
     layer = create_transformer_layer_config(
         folder, arguments.num_layers, arguments.draft_arch, arguments.draft_hidden_act, arguments.sliding_window,
         arguments.full_attention_indices,
     )  # fmt: skip
-    arguments.draft_vocab_size = shape.draft
-    d2t_D, t2d_V = vocabulary(shape)
-    with torch.device("cuda"):
+    d2t_D, t2d_V = (x.to(device) for x in vocab)
+    arguments.draft_vocab_size = len(d2t_D)
+    with torch.device(device):
         model = SpeculatorModel.registry["eagle3"].from_training_args(
-            verifier_config=layer, t2d=t2d_V.cuda(), d2t=d2t_D.cuda(), **vars(arguments)
+            verifier_config=layer, t2d=t2d_V, d2t=d2t_D, **vars(arguments)
         )
-    return model.to("cuda"), arguments
+    return model.to(device), arguments
 
 
 def collate(rows: list[Any], hidden: int, tokens: int) -> dict[str, Any]:
@@ -134,7 +155,8 @@ def collate(rows: list[Any], hidden: int, tokens: int) -> dict[str, Any]:
         }
         for row in rows
     ])  # fmt: skip
-    return {name: v.pin_memory() if isinstance(v, torch.Tensor) else v for name, v in batch.items()}
+    pinned = torch.cuda.is_available()
+    return {name: v.pin_memory() if pinned and isinstance(v, torch.Tensor) else v for name, v in batch.items()}
 
 
 class Batches:
@@ -152,8 +174,8 @@ class Batches:
         return (dict(one) for one in self.batches)
 
 
-def make_trainer(model: Any, arguments: argparse.Namespace, batches: list[dict[str, Any]], optimizer: str) -> Any:
-    """Its Trainer, with its default optimiser settings."""
+def make_trainer(model: Any, arguments: argparse.Namespace, batches: Any, optimizer: str, steps: int = 1000) -> Any:
+    """Its Trainer, with its default optimiser settings; `batches` is what it takes for a data loader."""
     from speculators.train.trainer import Trainer, TrainerConfig
 
     train_kwargs, val_kwargs = type(model).get_trainer_kwargs(**vars(arguments))
@@ -163,7 +185,7 @@ def make_trainer(model: Any, arguments: argparse.Namespace, batches: list[dict[s
         weight_decay=arguments.weight_decay, muon_lr=arguments.muon_lr, muon_momentum=arguments.muon_momentum,
         muon_weight_decay=arguments.muon_weight_decay, muon_ns_steps=arguments.muon_ns_steps,
         muon_adjust_lr_fn=arguments.muon_adjust_lr_fn, scheduler_type=arguments.scheduler_type,
-        scheduler_total_steps=1000, hidden_states_dtype=torch.bfloat16, log_freq=10**9,
+        scheduler_total_steps=steps, hidden_states_dtype=torch.bfloat16, log_freq=10**9,
         gradient_checkpointing=arguments.gradient_checkpointing, max_steps=None,
     )  # fmt: skip
-    return Trainer(model, config, Batches(batches), None)
+    return Trainer(model, config, batches, None)
