@@ -76,6 +76,7 @@ def restore_state(head: nn.Module, optimizers: list[torch.optim.Optimizer], tens
     for label, value in tensors.items():
         _, key, name = label.split("|")
         parameter = parameters[name]
-        # Step counters stay on the CPU, where the optimisers expect them.
-        placed = value if key == "step" else value.to(parameter.device)
+        # Step counters stay on the CPU, where the optimisers expect them, but for fused ones.
+        fused = any(group.get("fused") for group in owner[parameter].param_groups)
+        placed = value if key == "step" and not fused else value.to(parameter.device)
         owner[parameter].state.setdefault(parameter, {})[key] = placed

@@ -6,7 +6,7 @@ import torch
 
 from recipes.schema import Train
 from tests.train.test_eagle3 import CONFIG, random_head
-from train.optim import make_optimizers, set_rate, share
+from train.optim import make_optimizers, restore_state, set_rate, share, state_tensors
 from train.state import checkpoints, cut_metrics, load_state, save_state
 
 
@@ -61,6 +61,20 @@ def test_a_restored_state_goes_on_bit_for_bit(tmp_path: Path) -> None:
     assert load_state(tmp_path, other, others) == (3, 77)
     step(other, others, 9)
     assert all(torch.equal(a, b) for a, b in zip(head.parameters(), other.parameters(), strict=True))
+
+
+def test_a_fused_optimizers_step_counters_go_to_its_device() -> None:
+    head = random_head(CONFIG)
+    optimizers = make_optimizers(head, Train(epochs=1.0, optimizer="adamw"))
+    step(head, optimizers, 0)
+    state = state_tensors(head, optimizers)
+    for fused, device in ((True, "meta"), (False, "cpu")):
+        elsewhere = random_head(CONFIG).to("meta")
+        others = make_optimizers(elsewhere, Train(epochs=1.0, optimizer="adamw"))
+        others[0].param_groups[0]["fused"] = fused
+        restore_state(elsewhere, others, state)
+        restored = others[0].state[elsewhere.fc.weight]
+        assert restored["step"].device.type == device and restored["exp_avg"].device.type == "meta"
 
 
 def test_only_the_newest_checkpoint_stays(tmp_path: Path) -> None:
