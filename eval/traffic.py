@@ -218,11 +218,13 @@ def _windows(events: Sequence[tuple[float, dict[str, Any]]]) -> dict[str, Any] |
 
 
 def _windows_of_chunks(chunks: Sequence[list[int]], drafted: int) -> dict[str, Any]:
-    """A target step's tokens arrive as one chunk: the first is the prefill's, each later one a window.
+    """A target step's tokens arrive as one chunk: the prefill's single token, then a window each.
 
-    Where the server joined two steps in a chunk, the sums differ from the engine's counters, and the gate says so.
+    A first chunk of several tokens is the prefill's joined with the first window. Other steps that the server joined
+    cannot be told apart; then there are fewer windows than the engine counted drafts (eval.measure asks again).
     """
-    accepted = tuple(len(ids) - 1 for ids in chunks[1:])
+    windows = [chunk for chunk in (chunks[0][1:], *chunks[1:]) if chunk]
+    accepted = tuple(len(chunk) - 1 for chunk in windows)
     return {
         "drafts": len(accepted), "draft_tokens": drafted * len(accepted), "accepted": sum(accepted),
         "per_step_accepted": accepted,

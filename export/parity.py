@@ -40,6 +40,8 @@ class Served:
     prompt_ids: tuple[int, ...]
     output_ids: tuple[int, ...]
     accepted: tuple[int, ...]
+    cut: bool = False
+    """the last window was read off what was returned, so it may have had one more accepted than it shows"""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -138,11 +140,13 @@ def replay(
     ours_M, judged_M = _counts(drafts_KM, one)
     place = {anchor: m for m, anchor in enumerate(one.at.kept_M.tolist())}
     anchor, differences, windows, tokens = start - 1, list[Difference](), 0, 0
-    for accepted in request.accepted:
+    for number, accepted in enumerate(request.accepted):
         if anchor in place:
             m = place[anchor]
             # The engine counts before it trims at the end of the answer; what was trimmed cannot be judged.
             seen = min(accepted, judged_M[m])
+            if request.cut and number == len(request.accepted) - 1 and ours_M[m] == seen + 1:
+                seen = ours_M[m]
             windows, tokens = windows + 1, tokens + seen + 1
             if ours_M[m] != seen:
                 at_first = logits_KMD[min(ours_M[m], seen), m]

@@ -29,6 +29,8 @@ class Engine:
     """answers until /health says 503 and every stream breaks off"""
     pause_s: float = 0.0
     metrics: bool = True
+    joins: int = 0
+    """answers of which two steps still go out as one chunk"""
     asked: list[dict[str, Any]] = field(default_factory=list)
     most: int = 0
     flying: int = 0
@@ -140,6 +142,9 @@ async def _stream(engine: Engine, request: web.Request, body: dict[str, Any], qu
     first = {"choices": [{"index": 0, "delta": {"role": "assistant", "content": ""}}]}
     await say({**first, "prompt_token_ids": [len(w) for w in question.split()]})
     chunks = [1, *[a + 1 for a in windows]] if engine.drafts else [1] * (1 + len(windows) + sum(windows))
+    if engine.joins and len(chunks) > 2:
+        engine.joins -= 1
+        chunks[1:3] = [chunks[1] + chunks[2]]
     for i, size in enumerate(chunks):
         await asyncio.sleep(engine.pause_s)
         if engine.sick or (engine.break_off and engine.break_off in question and i == 2):

@@ -102,6 +102,21 @@ def test_a_whole_measurement(run, engines):
     assert record.simulated["chat"].length == 2.0 and record.parity == {}
 
 
+def test_joined_chunks_are_asked_again_and_what_stays_joined_is_refused(run, engines):
+    engines["head"] = Engine(metrics=False, joins=1)
+    plain = recipe(**SMALL, ngram=False)
+    of = replace(plain, engine=replace(plain.engine, windows="chunks"))
+    make(of, run, run / "record.partial")
+    record, requests = finish(run)
+    rows = [r for r in requests if r.arm == "head"]
+    counted = sum(c.drafts for c in record.counters["head"].values())
+    assert sum(r.drafts for r in rows) == counted and len(rows) == 2 * 6 + 3 * 3
+    assert not [r for r in judge(record, requests, of, {}, "").refusals if r.rule == "counters"]
+    worse = [replace(rows[0], drafts=rows[0].drafts - 1), *rows[1:], *(r for r in requests if r.arm == "none")]
+    refused = [r.why for r in judge(record, worse, of, {}, "").refusals if r.rule == "counters"]
+    assert any("the engine counted" in why for why in refused)
+
+
 def test_the_arms_take_turns(run, engines):
     make(recipe(**SMALL), run, run / "record.partial")
     record, requests = finish(run)

@@ -196,6 +196,9 @@ def test_chunks_are_windows_where_the_engine_has_no_figures():
     row = row_from_stream(PROMPT, replace(LOAD, chunk_drafts=3), stream)
     assert row.per_step_accepted == (3, 1, 0) and not row.error
     assert (row.drafts, row.draft_tokens, row.accepted) == (3, 9, 4)
+    joined = {"choices": [{"token_ids": [7, 8, 9], "finish_reason": None}]}  # the prefill's token and a window
+    row = row_from_stream(PROMPT, replace(LOAD, chunk_drafts=3), lines(FIRST, joined, more, {**end}, last))
+    assert row.per_step_accepted == (1, 3, 0)
     both = row_from_stream(PROMPT, replace(LOAD, chunk_drafts=3), lines(FIRST, ONE, TWO, LAST))
     assert both.per_step_accepted == (1,) and both.draft_tokens == 3  # the engine's own figures come first
 

@@ -72,6 +72,17 @@ def test_tokens_trimmed_at_the_answers_end_are_not_judged(target: Path) -> None:
     assert found["windows"] - found["equal"] <= 1
 
 
+def test_a_last_window_read_off_a_cut_answer_may_have_had_one_more(target: Path) -> None:
+    head = random_head(CONFIG)
+    served = served_by(head, target, 0)
+    last = max(n for n, a in enumerate(served.accepted) if a)
+    ends = len(served.prompt_ids) + sum(a + 1 for a in served.accepted[: last + 1])
+    output = served.output_ids[: ends - len(served.prompt_ids)]
+    cut = replace(served, output_ids=output, accepted=(*served.accepted[:last], served.accepted[last] - 1))
+    whole, told = (agreement(head, D2T, target, [replace(cut, cut=c)], 3)["chat"] for c in (False, True))
+    assert (whole["windows"] - whole["equal"], told["windows"] - told["equal"]) == (1, 0)
+
+
 def test_a_request_too_short_to_judge_counts_nothing(target: Path) -> None:
     head = random_head(CONFIG).to(torch.bfloat16)
     session = capture_hf.open_target(target, CONFIG.aux_layers, torch.bfloat16)
