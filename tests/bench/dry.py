@@ -1,23 +1,24 @@
 """A big target, cut to the layers that fit: random weights through SGLang capture and ten training steps, with the
 memory and bytes that `plan` expects beside what they took (a CUDA GPU and SGLang are needed).
 
-    python -m tests.bench.dry llama-3.3-70b-chat FOLDER 8 [key=value ...]      FOLDER is written if missing
+    python -m tests.bench.dry [--features] llama-3.3-70b-chat FOLDER 8 [key=value ...]    FOLDER is written if missing
 
-Memory is what the driver reports as used, less what was in use before; every stage is a process of its own. Rows are
-random ids, as long and with as many answer tokens as the recipe expects.
+Memory is what the driver reports for the stage's processes. Rows are random ids, as long and with as many answer tokens
+as the recipe expects.
 """
 
+import contextlib
 import json
 import subprocess
 import sys
 import tempfile
-import threading
 import time
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import psutil
 import torch
 from safetensors.torch import save_file
 from transformers import AutoConfig, AutoModelForCausalLM
@@ -97,28 +98,29 @@ def prepare(recipe: Recipe, run: Path) -> None:
     save_file({"d2t": d2t_D, "t2d": t2d_V}, run / "tokens" / "vocab.safetensors")
 
 
-def used_bytes() -> float:
-    """In use on the fullest visible GPU, as the driver says."""
-    found = [torch.cuda.mem_get_info(n) for n in range(torch.cuda.device_count())]
-    return float(max(total - free for free, total in found))
+def used_bytes(pid: int) -> float:
+    """GPU memory of a process and all that it started, as the driver says."""
+    command = ("nvidia-smi", "--query-compute-apps=pid,used_gpu_memory", "--format=csv,noheader,nounits")
+    said = subprocess.run(command, capture_output=True, text=True).stdout
+    with contextlib.suppress(psutil.NoSuchProcess):
+        own = {pid, *(p.pid for p in psutil.Process(pid).children(recursive=True))}
+        lines = [line.split(",") for line in said.splitlines() if line.count(",") == 1]
+        return sum(float(size) * 2**20 for owner, size in lines if int(owner) in own and size.strip().isdigit())
+    return 0.0
 
 
 def peak_of(command: list[str]) -> tuple[float, float, str]:
-    """(bytes above what was in use before, seconds, last line) of a process. Raises SystemExit where it fails."""
-    before, most, ended = used_bytes(), 0.0, threading.Event()
-
-    def watch() -> None:
-        nonlocal most
-        while not ended.wait(0.02):
-            most = max(most, used_bytes())
-
-    watching, started = threading.Thread(target=watch, daemon=True), time.perf_counter()
-    watching.start()
-    done = subprocess.run(command, capture_output=True, text=True)
-    ended.set()
-    if done.returncode:
-        raise SystemExit(f"{command[3:5]} failed:\n{done.stderr[-3000:]}")
-    return most - before, time.perf_counter() - started, done.stdout.splitlines()[-1]
+    """(bytes at most, seconds, last line) of a process. Raises SystemExit where it fails."""
+    started, most = time.perf_counter(), 0.0
+    with tempfile.TemporaryFile("w+") as out, tempfile.TemporaryFile("w+") as err:
+        process = subprocess.Popen(command, stdout=out, stderr=err)
+        while process.poll() is None:
+            most = max(most, used_bytes(process.pid))
+        out.seek(0)
+        err.seek(0)
+        if process.returncode:
+            raise SystemExit(f"{command[3:5]} failed:\n{err.read()[-3000:]}")
+        return most, time.perf_counter() - started, out.read().splitlines()[-1]
 
 
 def stage(name: str, recipe: Recipe, run: Path) -> dict[str, Any]:
@@ -159,7 +161,7 @@ def read(arguments: list[str]) -> Recipe:
     """RECIPE FOLDER LAYERS [key=value ...] -> the cut recipe."""
     name, folder, layers, *overrides = arguments
     recipe = load(name, [f"target.facts.num_hidden_layers={layers}", f"target.path={folder}", "engine.args=[]",
-                         "tracking.wandb=disabled", *overrides])  # fmt: skip
+                         "capture.engines=1", "tracking.wandb=disabled", *overrides])  # fmt: skip
     size = sum(f.stat().st_size for f in Path(folder).glob("*.safetensors")) / 2e9
     facts = replace(recipe.target.facts, total_params_b=size or 1.0, active_params_b=size or 1.0, weight_bytes=2.0)
     steps = STEPS * recipe.train.accumulate * recipe.train.pack_tokens
@@ -176,7 +178,9 @@ def main() -> None:
         _, _, name, run, *arguments = sys.argv
         print(json.dumps(stage(name, read(arguments), Path(run))), flush=True)
         return
-    arguments = sys.argv[1:]
+    names, arguments = ("features", "head"), sys.argv[1:]
+    if arguments[0] == "--features":
+        names, arguments = ("features",), arguments[1:]
     started = time.perf_counter()
     billions = write_target(read(arguments).target.facts, Path(arguments[1]))
     print(json.dumps({"target": arguments[:3], "params_b": round(billions, 3),
@@ -185,7 +189,7 @@ def main() -> None:
     recipe, run = read(arguments), Path(tempfile.mkdtemp(prefix="dry-"))
     prepare(recipe, run)
     expected = estimate(recipe, gpu_rates(recipe, recipe.capture.tensor_parallel))
-    for name in ("features", "head"):
+    for name in names:
         print(json.dumps(compared(recipe, run, name, expected, arguments)), flush=True)
 
 

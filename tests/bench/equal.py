@@ -105,9 +105,9 @@ def main() -> None:
     parser.add_argument("--rate", type=float, default=1.0, help="times the peer's default learning rates")
     parser.add_argument("--steps", type=int, default=0, help="stop after so many, for a trial")
     given = parser.parse_args()
-    manifest = read_manifest(given.run / "head")
+    manifest = read_manifest(given.run / "features")
     if manifest is None:
-        raise SystemExit(f"{given.run}: has no finished head; `draftsmith train` first")
+        raise SystemExit(f"{given.run}: has no features; `draftsmith capture` first")
     recipe = build(manifest["recipe"])
     print(json.dumps({"rate": given.rate, **train(recipe, given.run, given.out, given.rate, given.steps)}), flush=True)
 

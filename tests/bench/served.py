@@ -122,9 +122,9 @@ def main() -> None:
     parser.add_argument("--prompts", type=int, default=120, help="a domain")
     parser.add_argument("--set", action="append", default=[], metavar="key=value")
     given = parser.parse_args()
-    manifest = read_manifest(given.run / "head")
+    manifest = read_manifest(given.run / "features")
     if manifest is None:
-        raise SystemExit(f"{given.run}: has no finished head; `draftsmith train` first")
+        raise SystemExit(f"{given.run}: has no features; `draftsmith capture` first")
     recipe = build(changed(manifest["recipe"], given.set))
     heads = {name: Path(folder) for name, _, folder in (text.partition("=") for text in given.heads)}
     found = measure(recipe, given.run, heads, given.prompts)
