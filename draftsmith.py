@@ -39,7 +39,7 @@ STAGES = (
     Stage(name="tokens", verb="prepare", make=_from("data.tokens"), inputs=("answers",),
           keys=("domains", "head.draft_vocab_size")),
     Stage(name="features", verb="capture", make=_from("data.capture"), inputs=("target", "tokens"), keys=("capture",)),
-    Stage(name="head", verb="train", make=_from("train.loop"), inputs=("target", "tokens", "features"),
+    Stage(name="head", verb="train", make=_from("train.launch"), inputs=("target", "tokens", "features"),
           keys=("head", "train")),
     Stage(name="checkpoint", verb="export", make=_from("export.speculators"), inputs=("target", "head"),
           keys=("export",)),
@@ -153,15 +153,17 @@ def show_status(recipe: Recipe, run: Path, as_json: bool) -> None:
 
 def show_plan(recipe: Recipe, run: Path, as_json: bool) -> None:
     """Print what each stage would do and cost. Raises ValueError where something would stop it."""
-    from recipes import estimate
+    from recipes import estimate, estimate_mode
 
     figures, found = estimate.estimate(recipe), states(recipe, run)
     faults = estimate.preflight(recipe, run, figures)
+    mode, why = estimate_mode.fitting_mode(recipe, estimate_mode.free_bytes(run))
     if as_json:
         rows = {n: {"status": s.status, "why": s.why, **figures.stages[n]} for n, s in found.items()}
-        print(json.dumps({"stages": rows, "totals": figures.totals, "faults": faults}, indent=1))
+        print(json.dumps({"stages": rows, "totals": figures.totals, "mode": mode, "faults": faults}, indent=1))
     else:
         print(estimate.table({n: (s.status, s.why) for n, s in found.items()}, figures))
+        print(why)
         for fault in faults:
             print(f"preflight: {fault}")
     if faults:

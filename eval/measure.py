@@ -28,7 +28,7 @@ from eval.ledger import Job, Session, add_row, assemble, begin, end, read, remai
 from eval.summary import speed_domain
 from eval.traffic import Load, difference, read_counters, send
 from export.parity import Served, parity
-from export.record import CHECKPOINT, INPUTS, Batch, Parity, Record, Simulated, recipe_hash, write_record
+from export.record import CHECKPOINT, INPUTS, Batch, Counters, Parity, Record, Simulated, recipe_hash, write_record
 from export.requests import Arm, Request, write_requests
 from recipes.artifact import digest, write_bytes
 from recipes.faults import EnvironmentFault, GateRefused
@@ -230,19 +230,11 @@ async def _run(job: Job, todo: Sequence[Prompt], server: Server, ledger: Path, b
     async with aclosing(send(server, todo[:1], warm_up)) as unrecorded:
         async for _ in unrecorded:
             pass
-    for attempt in range(_ATTEMPTS):
-        before, rows = await read_counters(server), list[Request]()
-        started = time.perf_counter()
-        async with aclosing(send(server, todo, job.load)) as answered:
-            async for row in answered:
-                rows.append(row)
-                if not job.timed and not job.load.chunk_drafts:
-                    add_row(ledger, job, row)
-                bar.update(attempt == 0)
-        seconds = time.perf_counter() - started
-        counters = difference(await read_counters(server), before)
+    rows, seconds, counters = await _ask_all(job, todo, server, ledger, bar)
+    for _ in range(_ATTEMPTS - 1):
         if not job.load.chunk_drafts or sum(r.drafts for r in rows) == counters.drafts:
             break
+        rows, seconds, counters = await _ask_all(job, todo, server, ledger, None)
     if job.load.chunk_drafts and not job.timed:
         for row in rows:
             add_row(ledger, job, row)
@@ -252,6 +244,22 @@ async def _run(job: Job, todo: Sequence[Prompt], server: Server, ledger: Path, b
         output_tokens=sum(r.output_tokens for r in rows), seconds=seconds, requests=len(rows),
     )  # fmt: skip
     end(ledger, job, batch, counters, rows)
+
+
+async def _ask_all(
+    job: Job, todo: Sequence[Prompt], server: Server, ledger: Path, bar: Any
+) -> tuple[list[Request], float, Counters]:
+    """Rows, seconds, and what the engine counted meanwhile; a row that stands by itself goes to the ledger at once."""
+    before, rows, started = await read_counters(server), list[Request](), time.perf_counter()
+    async with aclosing(send(server, todo, job.load)) as answered:
+        async for row in answered:
+            rows.append(row)
+            if not job.timed and not job.load.chunk_drafts:
+                add_row(ledger, job, row)
+            if bar is not None:
+                bar.update()
+    seconds = time.perf_counter() - started
+    return rows, seconds, difference(await read_counters(server), before)
 
 
 def _checkpoint(run: Path) -> Path:

@@ -7,13 +7,12 @@ estimate_preflight.py what would stop it.
 
 from recipes.check import aux_layers
 from recipes.estimate_files import source_bytes
-from recipes.estimate_memory import capture_gpu_bytes
+from recipes.estimate_memory import capture_gpu_bytes, training_cpu_bytes, training_gpu_bytes
 from recipes.estimate_preflight import preflight
 from recipes.estimate_rates import CPU, DISK, Rates, rates_for
 from recipes.estimate_sizes import (
     TEMPLATE_TOKENS,
     Figures,
-    activation_bytes,
     answer_length,
     feature_bytes_per_token,
     head_parameters,
@@ -186,10 +185,9 @@ def _features(recipe: Recipe, rates: Rates) -> dict[str, float]:
         # All layers' states of a batch, and the shards that are gathered, joined or written.
         states = capture.batch_tokens * 2.0 * facts.hidden_size * (facts.num_hidden_layers + 1)
         memory = rates.process_bytes + weight_bytes(recipe) + states + SHARDS_HELD * capture.shard_tokens * width
-    flops = rates.capture_flops * gpus / max(1, rates.devices)
     passes = rows / capture.batch_tokens / capture.engines * rates.pass_s
-    compute = rows * 2e9 * facts.active_params_b / flops + passes
-    hashing = 2 * rows * width / DISK["hash_bytes"]  # as each shard is written, and for the manifest
+    compute = rows * 2e9 * facts.active_params_b / _capture_flops(recipe, rates) + passes
+    hashing = 2 * rows * width / rates.hash_bytes  # as each shard is written, and for the manifest
     return _stage(
         tokens=rows, disk=rows * width + 132 * conversations, memory=memory,
         seconds=rates.process_s + compute + hashing,
@@ -206,20 +204,25 @@ def _head(recipe: Recipe, rates: Rates) -> dict[str, float]:
     width = feature_bytes_per_token(facts.hidden_size, len(aux_layers(recipe)), recipe.capture.dtype)
     # Stored features are checked before use; streamed ones are captured again each time they are seen.
     stored = sum(split_counts(recipe, s).row_tokens for s in stored_splits(recipe))
-    hashing = 2 * stored * width / DISK["hash_bytes"]
+    hashing = 2 * stored * width / rates.hash_bytes
     streamed = packed if recipe.capture.mode == "stream" else 0.0
-    capturing = streamed * 2e9 * facts.active_params_b / rates.capture_flops
-    packs = packed / recipe.train.pack_tokens / max(1, rates.devices)  # of one process
-    passes = packs * rates.pass_s
+    # Target and trainer share the devices.
+    capturing = streamed * 2e9 * facts.active_params_b / _capture_flops(recipe, rates)
+    processes = recipe.train.processes
+    share = processes / rates.devices if rates.devices else 1.0
+    packs = packed / recipe.train.pack_tokens / (processes if rates.devices else 1)  # of one process
     # Every process makes the whole optimiser step.
     steps = packs / recipe.train.accumulate * optimizer_flops(recipe) * max(1, rates.devices) / rates.product_flops
-    tables = 2.0 * facts.hidden_size * (facts.vocab_size + recipe.head.draft_vocab_size)
-    memory = rates.process_bytes + max(1, rates.devices) * (
-        8 * trained + optimizer_bytes(recipe) + 4 * frozen + tables + activation_bytes(recipe)
-    )
+    memory = processes * (training_gpu_bytes(recipe) if rates.devices else training_cpu_bytes(recipe))
     disk = 4 * (trained + frozen) + 8 * recipe.head.draft_vocab_size + facts.vocab_size
-    seconds = rates.process_s + max(flops / rates.train_flops + passes + steps, capturing) + hashing
+    seconds = rates.process_s + flops / rates.train_flops / share + packs * rates.pass_s + steps + capturing + hashing
     return _stage(tokens=seen, disk=disk, memory=memory, seconds=seconds)
+
+
+def _capture_flops(recipe: Recipe, rates: Rates) -> float:
+    """Of the devices that capture."""
+    used = recipe.capture.engines * recipe.capture.tensor_parallel
+    return rates.capture_flops * (used / rates.devices if rates.devices else 1.0)
 
 
 def _simulations(recipe: Recipe) -> float:

@@ -14,10 +14,14 @@ from recipes.estimate_sizes import (
 )
 from recipes.schema import Recipe
 
-CONTEXT = 0.7 * 2**30
+CONTEXT = 0.8 * 2**30
 """of a CUDA context with the libraries' kernels and workspaces"""
-SPARE = 1.06
-"""what the caching allocator holds over what is asked of it"""
+PROCESS = 0.9 * 2**30
+"""RAM of a process that has imported torch and transformers"""
+SPARE = 1.26
+"""what the caching allocator holds over what is asked, with packs of many sizes (a 70B head: 50.6 GiB for 39.7)"""
+BATCHES = 2.0
+"""times what one batch's forward takes: batches of many sizes leave that much behind (a 70B-shaped target)"""
 LOGITS = 2.0 * 2**27
 """one slice of logits in bf16 (train/losses_fused.py)"""
 PACKS = 3
@@ -37,7 +41,7 @@ def training_gpu_bytes(recipe: Recipe) -> float:
     held = 4 * (trained + frozen) + optimizer_bytes(recipe) + 2 * (trained + frozen) + tables
     activations, gradients = fused_activation_bytes(recipe), 4.0 * trained
     moving = activations + gradients if train.accumulate > 1 else max(activations, gradients)
-    buckets = gradients if getattr(train, "processes", 1) > 1 else 0.0
+    buckets = gradients if train.processes > 1 else 0.0
     return CONTEXT + SPARE * (held + moving + buckets + PACKS * pack_bytes(recipe))
 
 
@@ -65,12 +69,17 @@ def fused_activation_bytes(recipe: Recipe) -> float:
     return 2.0 * m * k * head.num_layers * layer + 2 * m * head.draft_vocab_size + LOGITS + trained
 
 
-def eager_activation_bytes(recipe: Recipe) -> float:
-    """The same on a CPU, at every position: layer inputs in bf16, logits twice, in bf16 and fp32."""
+def training_cpu_bytes(recipe: Recipe) -> float:
+    """One training process on a CPU, in RAM: the same without bf16 copies; activations at every position, in bf16, and
+    logits twice, in bf16 and fp32.
+    """
     facts, head, t = recipe.target.facts, recipe.head, recipe.train
+    trained, frozen = head_parameters(recipe)
     inner = head.intermediate_size or facts.intermediate_size
     values = head.num_layers * (12 * facts.hidden_size + 4 * inner)
-    return t.pack_tokens * t.ttt_steps * (2.0 * values + 8.0 * head.draft_vocab_size)
+    activations = t.pack_tokens * t.ttt_steps * (2.0 * values + 8.0 * head.draft_vocab_size)
+    tables = 2.0 * facts.hidden_size * (facts.vocab_size + head.draft_vocab_size)
+    return PROCESS + 8 * trained + optimizer_bytes(recipe) + 4 * frozen + tables + activations
 
 
 def capture_gpu_bytes(recipe: Recipe) -> float:
@@ -83,7 +92,7 @@ def capture_gpu_bytes(recipe: Recipe) -> float:
     forward = 2.0 * tokens * (2 * facts.hidden_size + 3 * facts.intermediate_size / ranks)
     held = (weight_bytes(recipe) + (tokens + 1024) * kv_bytes_per_token(recipe)) / ranks
     tables = 4.0 * SGLANG_REQUESTS * facts.max_position_embeddings
-    return 2 * CONTEXT + SPARE * (held + states + forward + tables)
+    return 2 * CONTEXT + held + tables + BATCHES * (states + forward)
 
 
 def slot_tokens(recipe: Recipe) -> int:

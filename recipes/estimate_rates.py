@@ -79,6 +79,8 @@ class Rates:
     process_bytes: float
     engine_bytes: float
     in_flight: float
+    hash_bytes: float
+    """SHA-256 of a stage's files, several at a time"""
 
 
 def rates_for(recipe: Recipe) -> Rates:
@@ -113,6 +115,7 @@ def gpu_rates(recipe: Recipe, devices: int) -> Rates:
         process_bytes=devices * H200["process_bytes"],
         engine_bytes=devices * H200["process_bytes"],
         in_flight=H200["in_flight"],
+        hash_bytes=8 * DISK["hash_bytes"],
     )
 
 
@@ -135,6 +138,7 @@ def cpu_rates(flops: float, *, cores: int, probed: bool = True) -> Rates:
         process_bytes=CPU["process_bytes"],
         engine_bytes=CPU["engine_bytes"] + CPU["cache_bytes"],
         in_flight=CPU["in_flight"],
+        hash_bytes=min(8, cores) * DISK["hash_bytes"],
     )
 
 

@@ -153,17 +153,6 @@ def optimizer_bytes(recipe: Recipe) -> float:
     return 8 * trained - 4.0 * by_muon
 
 
-def activation_bytes(recipe: Recipe) -> float:
-    """Saved for the backward of one pack: every TTT step's layer inputs in bf16, its logits twice, in bf16 and fp32.
-
-    On a 70B head at 7 steps of 8,192 tokens this gives 36 GiB; a peer's trainer was measured at about 40.
-    """
-    facts, head, t = recipe.target.facts, recipe.head, recipe.train
-    inner = head.intermediate_size or facts.intermediate_size
-    values = head.num_layers * (12 * facts.hidden_size + 4 * inner)
-    return t.pack_tokens * t.ttt_steps * (2.0 * values + 8.0 * head.draft_vocab_size)
-
-
 def kv_bytes_per_token(recipe: Recipe) -> float:
     """Key/value cache of the target, in bf16."""
     facts = recipe.target.facts

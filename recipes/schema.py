@@ -102,6 +102,8 @@ class Train:
     """tokens in a packed sequence, at most; a longer row is its own pack"""
     accumulate: Positive = 1
     """packs an optimiser step and process"""
+    processes: Positive = 1
+    """training processes, one a GPU; on a CPU they share the cores"""
     ttt_steps: Annotated[int, Field(strict=True, ge=1, le=16)] = 3
     ttt_decay: Annotated[float, Field(strict=True, gt=0, le=1)] = 0.8
     """weight of TTT step k is this to the power k"""
@@ -155,7 +157,7 @@ class Rule:
     min_speedup: Number = 0.0
     """output tokens/s against no speculation at concurrency 1, median of the rounds"""
     min_median_speedup: Number = 0.0
-    """the same, but compared with the median itself: 12 prompts leave a wide interval"""
+    """the same, but compared with the median itself: two dozen prompts leave a wide interval"""
 
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)

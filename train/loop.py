@@ -45,12 +45,13 @@ class Queued:
 
 
 def make(recipe: Recipe, run: Path, out: Path) -> dict[str, Any]:
-    """Train a head on run/features into `out`, going on from its newest checkpoint. Raises ValueError on a non-finite
-    loss or gradient, and where a warm start has another vocabulary map.
+    """Train a head on run/features into `out`, going on from its newest checkpoint. Of several processes all train and
+    the first one writes. Raises ValueError on a non-finite loss or gradient, and where a warm start has another
+    vocabulary map.
     """
     settings, features = recipe.train, run / "features"
     _choose_kernels(settings)
-    accelerator = Accelerator()
+    accelerator = Accelerator(cpu=not torch.cuda.is_available())
     frozen = _frozen(recipe, run, accelerator.device)
     head = _new_head(recipe, run, frozen).to(accelerator.device)
     rows = training_rows(recipe, run)
@@ -58,11 +59,12 @@ def make(recipe: Recipe, run: Path, out: Path) -> dict[str, Any]:
     optimizers = make_optimizers(head, settings)
     first, seen = load_state(out, head, optimizers)
     model = accelerator.prepare(compiled(Step(head, frozen, settings)))
-    cut_metrics(out / "metrics.jsonl", first)
-    tracker = Tracker(recipe, run, out / "metrics.jsonl", main=accelerator.is_main_process)
+    main, queued = accelerator.is_main_process, cast("Queued | None", None)
+    if main:
+        cut_metrics(out / "metrics.jsonl", first)
+    tracker = Tracker(recipe, run, out / "metrics.jsonl", main=main)
     mine = [step[accelerator.process_index :: accelerator.num_processes] for step in steps[first:]]
-    queued: Queued | None = None
-    bar = tqdm(total=len(steps), initial=first, desc="train", unit="step", disable=None)
+    bar = tqdm(total=len(steps), initial=first, desc="train", unit="step", disable=None if main else True)
     with packs_of(recipe, run, rows, mine, frozen.embed_VH.is_cuda) as ready:
         for step, (packs, waited) in enumerate(feed(ready, accelerator.device), first + 1):
             started, factor = time.perf_counter(), share(settings, step - 1, len(steps))
@@ -70,23 +72,24 @@ def make(recipe: Recipe, run: Path, out: Path) -> dict[str, Any]:
             figures = optimise(accelerator, model, optimizers, packs, frozen, settings)
             seen = _report(tracker, queued, seen)
             queued = Queued(
-                step=step, lr=settings.lr * factor, tokens=sum(len(p.input_ids_S) for p in packs), waited=waited,
-                started=started, figures=figures,
+                step=step, lr=settings.lr * factor, waited=waited, started=started, figures=figures,
+                tokens=sum(len(rows[n].input_ids) for one in steps[step - 1] for n in one),
             )  # fmt: skip
             if step % settings.checkpoint_steps == 0:
                 seen, queued = _report(tracker, queued, seen), None
-                if accelerator.is_main_process:
+                if main:
                     save_state(out, head, optimizers, step, seen)
-            if settings.simulate_steps and step % settings.simulate_steps == 0:
+            if main and settings.simulate_steps and step % settings.simulate_steps == 0:
                 tracker.note(step, simulate(head, features, frozen, settings.ttt_steps))
             bar.update()
     bar.close()
     seen = _report(tracker, queued, seen)
-    simulated = simulate(head, features, frozen, settings.ttt_steps)
+    simulated = simulate(head, features, frozen, settings.ttt_steps) if main else {}
     tracker.close(len(steps), simulated)
-    save_head(out, head, frozen.d2t_D, frozen.t2d_V, simulated)
-    for left in checkpoints(out):
-        left.unlink()
+    if main:
+        save_head(out, head, frozen.d2t_D, frozen.t2d_V, simulated)
+        for left in checkpoints(out):
+            left.unlink()
     return {
         "steps": len(steps), "supervised_tokens_seen": seen, "parameters_trained": _size(head),
         "simulated": {d: round(s["length"], 4) for d, s in simulated.items()},
@@ -130,7 +133,8 @@ def optimise(
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
     loss = _sum(accelerator, total) / count.clamp_min(1)
-    return {"loss": loss, "grad_norm": norm, "count": count, "accuracy": hits / judged.clamp_min(1)}
+    accuracy = _sum(accelerator, hits) / _sum(accelerator, judged).clamp_min(1)
+    return {"loss": loss, "grad_norm": norm, "count": count, "accuracy": accuracy}
 
 
 def _report(tracker: Tracker, queued: Queued | None, seen: int) -> int:
