@@ -84,6 +84,12 @@ def _train_faults(recipe: Recipe) -> list[str]:
             f"train.ttt_steps: {train.ttt_steps} is below export.speculative_tokens "
             f"{recipe.export.speculative_tokens}; the last draft tokens would be untrained"
         )
+    capture = recipe.capture
+    if capture.backend == "hf" and capture.engines * capture.tensor_parallel > 1:
+        faults.append(
+            f"capture.engines, capture.tensor_parallel: {capture.engines}, {capture.tensor_parallel}, but transformers "
+            "captures in this process alone; set both to 1, or capture.backend: sglang"
+        )
     return faults
 
 

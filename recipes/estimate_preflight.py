@@ -162,8 +162,13 @@ def _capture_faults(recipe: Recipe) -> list[str]:
         return ["capture.backend: 'vllm' is not built yet; allowed now: auto, hf, sglang"]
     if capture.backend != "sglang":
         return []
-    faults: list[str] = []
-    if not gpus_here() and capture.options.get("device") != "cpu":
+    faults, here = list[str](), len(gpus_here())
+    wanted = capture.engines * capture.tensor_parallel
+    if here and wanted > here:
+        faults.append(
+            f"capture.engines x capture.tensor_parallel: {wanted} GPUs, this machine has {here}; lower one of them"
+        )
+    if not here and capture.options.get("device") != "cpu":
         faults.append("capture.backend: 'sglang' needs an NVIDIA GPU, none is here; run it there, or set auto or hf")
     if capture.command == ("{python}",) and importlib.util.find_spec("sglang") is None:
         faults.append(
@@ -174,7 +179,9 @@ def _capture_faults(recipe: Recipe) -> list[str]:
 
 
 def _train_faults(recipe: Recipe) -> list[str]:
-    faults: list[str] = []
+    faults, here = list[str](), len(gpus_here())
+    if here and recipe.train.processes > here:
+        faults.append(f"train.processes: {recipe.train.processes}, one a GPU, but this machine has {here}; lower it")
     start = recipe.train.warm_start
     if start and not (Path(start) / "head.json").is_file():
         faults.append(f"train.warm_start: {start} holds no head.json; name a run's head directory, or leave it empty")

@@ -20,7 +20,7 @@ CPU = {
     "capture": 0.57,  # of the probe times the cores, in a transformers forward: 2,000 tokens/s
     "train": 0.29,  # the same in the head's training: 1,864 supervised tokens/s
     "product": 0.60,  # the same in large products alone, as Muon's
-    "decode": 0.40,  # the same in the engine's decoding: 710 answer tokens/s at 256 in flight, its drain included
+    "decode": 0.56,  # the same in the engine's decoding: 840-1,020 answer tokens/s at 256 in flight, its drain included
     "pass_s": 0.0,  # fixed seconds of one forward and backward pass
     "decode_bytes": 2e10,  # bytes/s at which a decoding step reads the weights
     "step_s": 0.003,  # fixed seconds of a decoding step: 16.5 ms alone, of which 13.5 read the weights

@@ -60,8 +60,15 @@ def _answer(said: Path, log: Path) -> dict[str, Any]:
         raise FAULTS[fault["kind"]](fault["message"])
     made = said / "made.json"
     if not made.exists():
-        raise EnvironmentFault(f"a training process died: {last_line(log)} (log: {log.name})")
+        raise EnvironmentFault(f"a training process died: {_cause(log)} (log: {log.name})")
     return json.loads(made.read_text(encoding="utf-8"))
+
+
+def _cause(log: Path) -> str:
+    """What a process said last, before the launcher's own summary."""
+    lines = log.read_text(errors="replace").splitlines()
+    own = [line for line in lines if line.startswith("[rank") and "Error" in line]
+    return own[-1].partition(": ")[2].strip()[:300] if own else last_line(log)
 
 
 def _threads(processes: int) -> int:

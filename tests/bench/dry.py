@@ -161,7 +161,7 @@ def read(arguments: list[str]) -> Recipe:
     """RECIPE FOLDER LAYERS [key=value ...] -> the cut recipe."""
     name, folder, layers, *overrides = arguments
     recipe = load(name, [f"target.facts.num_hidden_layers={layers}", f"target.path={folder}", "engine.args=[]",
-                         "capture.engines=1", "tracking.wandb=disabled", *overrides])  # fmt: skip
+                         "capture.engines=1", "train.processes=1", "tracking.wandb=disabled", *overrides])  # fmt: skip
     size = sum(f.stat().st_size for f in Path(folder).glob("*.safetensors")) / 2e9
     facts = replace(recipe.target.facts, total_params_b=size or 1.0, active_params_b=size or 1.0, weight_bytes=2.0)
     steps = STEPS * recipe.train.accumulate * recipe.train.pack_tokens

@@ -98,6 +98,11 @@ def test_sound_recipe_has_no_fault() -> None:
             "train.ttt_steps: 2 is below export.speculative_tokens 3; the last draft tokens would be untrained",
         ),
         (
+            {"capture__backend": "hf", "capture__engines": 2},
+            "capture.engines, capture.tensor_parallel: 2, 1, but transformers captures in this process alone; set both "
+            "to 1, or capture.backend: sglang",
+        ),
+        (
             {"gate__rules__chatt": {}},
             "gate.rules.chatt: no such domain; domains are chat, bench",
         ),

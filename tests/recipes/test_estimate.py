@@ -65,11 +65,11 @@ def test_every_stage_has_every_figure() -> None:
     json.dumps([figures.stages, figures.totals])
 
 
-# The demo's own manifests: seconds and bytes a stage, 2 cores alone on the machine (LOG.md, 2026-11-30).
+# The demo's own manifests: seconds and bytes a stage, 2 cores alone on the machine (LOG.md, 2026-12-01).
 DEMO = {
-    "target": (19.0, 272_602_009), "prompts": (2.1, 483_238), "answers": (212, 2_163_209), "tokens": (0.4, 402_240),
-    "features": (134, 1_111_093_852), "head": (260, 24_821_414), "checkpoint": (0.1, 12_342_447),
-    "record": (493, 517_437), "verdict": (0.8, 83_011),
+    "target": (17.4, 272_585_858), "prompts": (1.8, 493_925), "answers": (199, 2_275_221), "tokens": (0.3, 405_538),
+    "features": (122, 1_174_955_557), "head": (254, 24_828_977), "checkpoint": (0.1, 12_332_047),
+    "record": (568, 535_760), "verdict": (0.6, 65_209),
 }  # fmt: skip
 
 

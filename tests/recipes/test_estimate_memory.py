@@ -14,15 +14,17 @@ GIB = 2**30
 
 def cut_70b() -> Recipe:
     """llama-3.3-70b-chat on 8 of its layers, in bf16, as tests.bench.dry runs it."""
-    recipe = load("llama-3.3-70b-chat", ["target.facts.num_hidden_layers=8", "engine.args=[]"])
+    recipe = load("llama-3.3-70b-chat", ["target.facts.num_hidden_layers=8", "train.processes=1", "capture.engines=1"])
     facts = replace(recipe.target.facts, total_params_b=8.947, active_params_b=8.947, weight_bytes=2.0)
     return replace(recipe, target=replace(recipe.target, facts=facts, quantization=""))
 
 
 def bench(*overrides: str) -> Recipe:
     """A head of tests.bench.train: 8,192 tokens, three quarters of which draft, a frozen lm_head."""
-    given = ["head.train_lm_head=false", "export.speculative_tokens=3", "train.pack_tokens=8192", *overrides]
-    return load("qwen3-coder-30b-code", given)
+    given = [
+        "head.train_lm_head=false", "export.speculative_tokens=3", "train.pack_tokens=8192", "train.processes=1",
+    ]  # fmt: skip
+    return load("qwen3-coder-30b-code", [*given, *overrides])
 
 
 def test_a_big_targets_capture_and_training_took_what_plan_says() -> None:

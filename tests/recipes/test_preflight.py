@@ -120,6 +120,17 @@ def test_capture_through_sglang_needs_a_gpu_and_sglang() -> None:
     assert found(capture__backend="sglang", capture__options={"device": "cpu"}, capture__command=["/x/python"]) == []
 
 
+def test_more_processes_and_engines_than_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(estimate_preflight, "gpus_here", lambda: (1.4e11,) * 2)
+    changes: dict[str, Any] = {"capture__backend": "sglang", "capture__command": ["/x/python"]}
+    faults = found(2, train__processes=3, capture__engines=2, capture__tensor_parallel=2, **changes)
+    assert faults == [
+        "capture.engines x capture.tensor_parallel: 4 GPUs, this machine has 2; lower one of them",
+        "train.processes: 3, one a GPU, but this machine has 2; lower it",
+    ]
+    assert found(2, train__processes=2, capture__engines=2, **changes) == []
+
+
 def test_missing_source_files(place: Path) -> None:
     (place / "chat.jsonl").unlink()
     assert found() == ["domains.chat.sources: chat.jsonl: no such file; check the path, or fetch it"]

@@ -54,7 +54,7 @@ def test_a_fault_of_a_process_is_the_users(folder: Path, tmp_path: Path) -> None
         made(folder, tmp_path / "few", processes=2, pack_tokens=100_000)
     said = tmp_path / "said"
     said.mkdir()
-    (tmp_path / "log").write_text("RuntimeError: NCCL error\n")
+    (tmp_path / "log").write_text("[rank1]: RuntimeError: NCCL error\nelastic.ChildFailedError:\n")
     with pytest.raises(EnvironmentFault, match=r"a training process died: RuntimeError: NCCL error \(log: log\)"):
         launch._answer(said, tmp_path / "log")
     (said / "fault-1.json").write_text(json.dumps({"kind": "EnvironmentFault", "message": "the SGLang worker died"}))
