@@ -42,7 +42,8 @@ def make(recipe: Recipe, run: Path, out: Path) -> dict[str, Any]:
     faults = fact_faults(target.facts, config)
     if faults:
         raise ValueError(
-            f"target {target.id}: the files at {target.path or target.id} differ from the recipe: {faults}"
+            f"target {target.id}: the files at {target.path or target.id} differ from the recipe: {faults}; name the "
+            "right target.path, or correct target.facts"
         )
     template = AutoTokenizer.from_pretrained(folder).chat_template or ""
     if not template:
