@@ -27,7 +27,8 @@ def test_a_folder_is_served_from_where_it_is_and_hashed(tmp_path: Path) -> None:
 def test_a_target_that_is_not_the_recipes_is_refused_with_all_differences(tmp_path: Path) -> None:
     plain = recipe_data(make_target(tmp_path / "t"), tmp_path / "p")
     plain["target"]["facts"].update(vocab_size=640, hidden_size=32)
-    with pytest.raises(ValueError, match="hidden_size 64, recipe 32; vocab_size 320, recipe 640; name the right target.path, or"):
+    said = "hidden_size 64, recipe 32; vocab_size 320, recipe 640; name the right target.path, or"
+    with pytest.raises(ValueError, match=said):
         target.make(checked(plain), tmp_path, tmp_path)
 
 
