@@ -25,7 +25,8 @@ class Session:
 
 def open_target(path: Path, layers: tuple[int, ...], dtype: torch.dtype) -> Session:
     """Load the target for capture, on the GPU where there is one."""
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    # By number: which GPU is the current one is a thread's own, and a stream captures in another thread.
+    device = torch.device("cuda", torch.cuda.current_device()) if torch.cuda.is_available() else torch.device("cpu")
     model: Any = AutoModelForCausalLM.from_pretrained(path, dtype=dtype, attn_implementation="sdpa")
     model = model.to(device).eval()
     return Session(model=model, layers=layers, device=device)

@@ -7,6 +7,7 @@ import contextlib
 import itertools
 import json
 import os
+import re
 import subprocess
 import sys
 import tempfile
@@ -31,6 +32,8 @@ from recipes.schema import Recipe
 SLOTS = 4
 """of an engine: batches in flight"""
 SHARED = Path("/dev/shm")
+LAUNCHED = re.compile(r"TORCHELASTIC_\w+|MASTER_(ADDR|PORT)|((LOCAL|GROUP|ROLE)_)?(RANK|WORLD_SIZE)|ROLE_NAME")
+"""what torch's launcher tells a training process: a worker that inherits it would look for its ranks there, and hang"""
 
 
 @dataclass(kw_only=True)
@@ -145,11 +148,12 @@ def _map(path: Path, tokens: int, width: int) -> torch.Tensor:
 def _start(recipe: Recipe, sink: Any) -> subprocess.Popen[str]:
     command = [part.replace("{python}", sys.executable) for part in recipe.capture.command]
     script = str(Path(sglang_worker.__file__).resolve())
+    own = {name: value for name, value in os.environ.items() if not LAUNCHED.fullmatch(name)}
     try:
         return subprocess.Popen(
             [*command, script], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=sink, text=True,
             # Without the safe path this folder's own names (store, tokens, ...) would stand before SGLang's imports.
-            env={**os.environ, "PYTHONSAFEPATH": "1", **recipe.capture.env}, start_new_session=True,
+            env={**own, "PYTHONSAFEPATH": "1", **recipe.capture.env}, start_new_session=True,
         )  # fmt: skip
     except OSError as error:
         raise EnvironmentFault(f"capture.command: {command[0]!r} cannot be started ({error.strerror})") from error

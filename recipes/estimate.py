@@ -200,17 +200,20 @@ def _head(recipe: Recipe, rates: Rates) -> dict[str, float]:
     trained, frozen = head_parameters(recipe)
     everywhere, supervised = training_flops(recipe)
     packed = seen * train.row_tokens / max(1.0, train.answer_tokens)
-    flops = packed * everywhere + seen * supervised + _simulations(recipe) * held.answer_tokens * supervised / 3
+    processes = recipe.train.processes
+    # One process simulates while the others wait.
+    simulated = _simulations(recipe) * held.answer_tokens * supervised / 3 * processes
+    flops = packed * everywhere + seen * supervised + simulated
     width = feature_bytes_per_token(facts.hidden_size, len(aux_layers(recipe)), recipe.capture.dtype)
     # Stored features are checked before use; streamed ones are captured again each time they are seen.
     stored = sum(split_counts(recipe, s).row_tokens for s in stored_splits(recipe))
     hashing = 2 * stored * width / rates.hash_bytes
     streamed = packed if recipe.capture.mode == "stream" else 0.0
-    # Target and trainer share the devices.
-    capturing = streamed * 2e9 * facts.active_params_b / _capture_flops(recipe, rates)
-    processes = recipe.train.processes
+    beside = processes if rates.devices else 1
+    # Target and trainer share the devices, and each process has a capture of its own.
+    capturing = streamed * 2e9 * facts.active_params_b / _capture_flops(recipe, rates) / beside
     share = processes / rates.devices if rates.devices else 1.0
-    packs = packed / recipe.train.pack_tokens / (processes if rates.devices else 1)  # of one process
+    packs = packed / recipe.train.pack_tokens / beside  # of one process
     # Every process makes the whole optimiser step.
     steps = packs / recipe.train.accumulate * optimizer_flops(recipe) * max(1, rates.devices) / rates.product_flops
     memory = processes * (training_gpu_bytes(recipe) if rates.devices else training_cpu_bytes(recipe))
@@ -228,7 +231,8 @@ def _capture_flops(recipe: Recipe, rates: Rates) -> float:
 def _simulations(recipe: Recipe) -> float:
     """Passes over the held-out features: one at the end, one every `simulate_steps`."""
     train = split_counts(recipe, "train")
-    step = recipe.train.pack_tokens * recipe.train.accumulate * train.answer_tokens / max(1.0, train.row_tokens)
+    packs = recipe.train.accumulate * recipe.train.processes
+    step = recipe.train.pack_tokens * packs * train.answer_tokens / max(1.0, train.row_tokens)
     every = recipe.train.simulate_steps
     return 1 + (supervised_tokens(recipe) / max(1.0, every * step) if every else 0)
 

@@ -163,11 +163,11 @@ def _capture_faults(recipe: Recipe) -> list[str]:
     if capture.backend != "sglang":
         return []
     faults, here = list[str](), len(gpus_here())
-    wanted = capture.engines * capture.tensor_parallel
+    wanted, keys = capture.engines * capture.tensor_parallel, "capture.engines x capture.tensor_parallel"
+    if capture.mode == "stream":  # each training process has a capture of its own
+        wanted, keys = wanted * recipe.train.processes, f"{keys} x train.processes"
     if here and wanted > here:
-        faults.append(
-            f"capture.engines x capture.tensor_parallel: {wanted} GPUs, this machine has {here}; lower one of them"
-        )
+        faults.append(f"{keys}: {wanted} GPUs, this machine has {here}; lower one of them")
     if not here and capture.options.get("device") != "cpu":
         faults.append("capture.backend: 'sglang' needs an NVIDIA GPU, none is here; run it there, or set auto or hf")
     if capture.command == ("{python}",) and importlib.util.find_spec("sglang") is None:

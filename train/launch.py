@@ -4,8 +4,11 @@ Several are started by torch's own launcher as `python -m train.launch RECIPE RU
 recipe as JSON, SAID a folder where each process leaves what it has to say.
 """
 
+import ctypes
 import json
 import os
+import re
+import signal
 import subprocess
 import sys
 import tempfile
@@ -14,7 +17,7 @@ from typing import Any
 
 import torch
 
-from data.engine import end_group, last_line, mark_engine
+from data.engine import end_group, mark_engine
 from recipes.artifact import write_json
 from recipes.faults import EnvironmentFault
 from recipes.load import build, plain
@@ -22,6 +25,8 @@ from recipes.schema import Recipe
 from train import loop
 
 FAULTS = {"ValueError": ValueError, "EnvironmentFault": EnvironmentFault}
+PR_SET_PDEATHSIG = 1
+"""of prctl, from linux/prctl.h"""
 
 
 def make(recipe: Recipe, run: Path, out: Path) -> dict[str, Any]:
@@ -33,7 +38,7 @@ def make(recipe: Recipe, run: Path, out: Path) -> dict[str, Any]:
     log = run / "logs" / "train.log"
     log.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory() as scratch, open(log, "ab") as sink:
-        said = Path(scratch)
+        said, start = Path(scratch), sink.tell()
         write_json(said / "recipe.json", plain(recipe))
         command = (
             sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node",
@@ -50,25 +55,34 @@ def make(recipe: Recipe, run: Path, out: Path) -> dict[str, Any]:
             end_group(process.pid)
             process.wait()
             mark.unlink(missing_ok=True)
-        return _answer(said, log)
+        return _answer(said, log, start, process.returncode)
 
 
-def _answer(said: Path, log: Path) -> dict[str, Any]:
-    """What the first process made; raises the first fault that one of them named."""
+def _answer(said: Path, log: Path, start: int, code: int) -> dict[str, Any]:
+    """What the first process made; raises the first fault that one of them named. `start`: where its log begins."""
     for file in sorted(said.glob("fault-*.json")):
         fault = json.loads(file.read_text(encoding="utf-8"))
         raise FAULTS[fault["kind"]](fault["message"])
     made = said / "made.json"
     if not made.exists():
-        raise EnvironmentFault(f"a training process died: {_cause(log)} (log: {log.name})")
+        text = log.read_bytes()[start:].decode(errors="replace")
+        raise EnvironmentFault(f"a training process died: {_cause(text, code)} (log: {log.name})")
     return json.loads(made.read_text(encoding="utf-8"))
 
 
-def _cause(log: Path) -> str:
-    """What a process said last, before the launcher's own summary."""
-    lines = log.read_text(errors="replace").splitlines()
-    own = [line for line in lines if line.startswith("[rank") and "Error" in line]
-    return own[-1].partition(": ")[2].strip()[:300] if own else last_line(log)
+def _cause(text: str, code: int) -> str:
+    """Why the first one died, by the launcher's summary: its signal, else what it said last. The others die of that."""
+    if code < 0:
+        return f"the launcher was ended by {signal.Signals(-code).name}"
+    summary = text.partition("Root Cause (first observed failure)")[2]
+    if ended := re.search(r"Signal \d+ \((\w+)\)", summary):
+        return f"it was ended by {ended[1]}" + (", as where memory runs out" if ended[1] == "SIGKILL" else "")
+    rank = re.search(r"rank\s*: (\d+)", summary)
+    own = f"[rank{rank[1] if rank else ''}"
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    telling = [line for line in lines if "Error" in line and "ChildFailedError" not in line]
+    said = [line.partition(": ")[2].strip() for line in telling if line.startswith(own)]
+    return (said or telling or lines or ["it wrote nothing"])[-1][:300]
 
 
 def _threads(processes: int) -> int:
@@ -79,6 +93,8 @@ def _threads(processes: int) -> int:
 
 def main(argv: list[str]) -> int:
     """One of several processes."""
+    # torch's launcher gives each process a session of its own: one that is killed would leave them training for ever.
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     recipe, run, out, said = (Path(part) for part in argv)
     rank = os.environ["RANK"]
     try:

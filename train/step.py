@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch._dynamo import config as dynamo
 from torch._dynamo import maybe_mark_dynamic  # pyright: ignore[reportPrivateImportUsage]
 from torch.func import functional_call  # pyright: ignore[reportPrivateImportUsage, reportUnknownVariableType]
 
@@ -80,6 +81,9 @@ def compiled(step: Step) -> Any:
     """The step as one graph for any number of positions, in bf16 on a GPU; elsewhere as it is."""
     if not _fused(step.frozen.embed_VH):
         return step
+    # Every matrix is cast once and read by every TTT step, so its gradient is ready at the very end: cutting the graph
+    # at DDP's buckets would hide no communication.
+    dynamo.optimize_ddp = False
     step.compile(fullgraph=True)
     return step
 

@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -38,6 +39,17 @@ def test_states_are_transformers_own_for_each_row_alone(session: capture_hf.Sess
         torch.testing.assert_close(got.aux_SAH, want, atol=1e-5, rtol=1e-4)
         torch.testing.assert_close(got.final_SH, alone.hidden_states[-1][0], atol=1e-5, rtol=1e-4)
         assert got.loss_mask_S.int().tolist() == list(row.loss_mask)
+
+
+def test_the_target_names_its_gpu_by_number(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A stream captures in another thread, where the current GPU is the first one again."""
+    placed: list[torch.device] = []
+    model = SimpleNamespace(to=lambda device: placed.append(device) or SimpleNamespace(eval=lambda: None))
+    monkeypatch.setattr(AutoModelForCausalLM, "from_pretrained", lambda *_, **__: model)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 1)
+    session = capture_hf.open_target(Path("x"), (1,), torch.float32)
+    assert placed == [session.device] == [torch.device("cuda", 1)]
 
 
 def test_the_teacher_is_checked_against_the_models_own_logits(session: capture_hf.Session, tmp_path: Path) -> None:

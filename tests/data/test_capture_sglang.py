@@ -5,6 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 import torch
 
@@ -76,12 +77,16 @@ def test_each_engine_and_rank_has_a_gpu_of_its_own(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     told: list[int] = []
-    monkeypatch.setenv("LOCAL_RANK", "1")
+    launched = {"LOCAL_RANK": "1", "RANK": "1", "WORLD_SIZE": "2", "TORCHELASTIC_USE_AGENT_STORE": "True"}
+    for name, value in launched.items():
+        monkeypatch.setenv(name, value)
     monkeypatch.setattr(capture_sglang, "_write", lambda _engine, _worker, line: told.append(line["gpu"]))
     monkeypatch.setattr(capture_sglang, "_answer", lambda _engine: {"ready": True})
     recipe = recipe_of(folder, engines=2, tensor_parallel=2)
-    with capture_sglang.session(recipe, tmp_path, folder / "target", tmp_path / "logs" / "capture.log"):
+    with capture_sglang.session(recipe, tmp_path, folder / "target", tmp_path / "logs" / "capture.log") as opened:
         assert told == [4, 5, 6, 7]
+        environment = psutil.Process(opened.engines[0].workers[0].pid).environ()
+        assert "PATH" in environment and not launched.keys() & environment.keys()
 
 
 def test_a_worker_that_cannot_start_is_one_clear_line(folder: Path, tmp_path: Path) -> None:

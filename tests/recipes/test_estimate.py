@@ -107,6 +107,20 @@ def test_time_follows_what_it_depends_on() -> None:
     assert seconds("features", cpu_rates(4.7e11, cores=1)) > seconds("features")
 
 
+def test_several_processes_share_what_is_trained_and_not_what_is_simulated() -> None:
+    def head(**changes: Any) -> dict[str, float]:
+        one = load("llama-3.3-70b-chat", [f"{key}={value}" for key, value in changes.items()])
+        return estimate(one, gpu_rates(one, 2)).stages["head"]
+
+    one, two = head(**{"train.processes": 1}), head(**{"train.processes": 2})
+    assert 0.5 < two["seconds"] / one["seconds"] < 0.7
+    assert 2 < two["memory_bytes"] / one["memory_bytes"] < 2.5
+    often = [head(**{"train.processes": n, "train.accumulate": 4 // n, "train.simulate_steps": 50}) for n in (1, 2)]
+    rarely = [head(**{"train.processes": n, "train.accumulate": 4 // n}) for n in (1, 2)]
+    spent = [a["seconds"] - b["seconds"] for a, b in zip(often, rarely, strict=True)]
+    assert spent[0] > 0 and spent[1] == pytest.approx(spent[0])
+
+
 def test_disk_follows_what_it_depends_on() -> None:
     def disk(name: str, **changes: Any) -> float:
         return estimate(recipe(**changes), MACHINE).stages[name]["disk_bytes"]

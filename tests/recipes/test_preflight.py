@@ -129,6 +129,8 @@ def test_more_processes_and_engines_than_gpus(monkeypatch: pytest.MonkeyPatch) -
         "train.processes: 3, one a GPU, but this machine has 2; lower it",
     ]
     assert found(2, train__processes=2, capture__engines=2, **changes) == []
+    (fault,) = found(2, train__processes=2, capture__engines=2, capture__mode="stream", **changes)
+    assert fault.startswith("capture.engines x capture.tensor_parallel x train.processes: 4 GPUs, this machine has 2;")
 
 
 def test_missing_source_files(place: Path) -> None:

@@ -6,12 +6,15 @@ One graph without breaks for packs of every size, and the eager step's loss and 
 import sys
 from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch._dynamo.testing import CompileCounterWithBackend
+from torch.nn.parallel import DistributedDataParallel
 
 from recipes.schema import Train
 from tests.bench.shapes import SHAPES, documents, head_config, vocabulary
@@ -99,6 +102,28 @@ def test_one_graph_for_every_pack_gives_the_eager_step(
     for ours, theirs in zip(results(model, fused, packs), expected, strict=True):
         torch.testing.assert_close(ours, theirs, atol=2e-4, rtol=2e-4)
     assert graphs.frame_count == int(compiling)
+
+
+@pytest.mark.served  # tracing takes 13 s
+def test_several_processes_keep_the_step_one_graph(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """torch would cut it at the gradient buckets of the DDP around it."""
+    monkeypatch.setattr(eagle3, "_attend", attention_flash.attend)
+    monkeypatch.setattr(step, "_taught", lambda _like: losses_fused.taught)
+    monkeypatch.setattr(step, "_fused", lambda _like: True)
+    graphs, whole = CompileCounterWithBackend("aot_eager"), Step.compile
+    monkeypatch.setattr(Step, "compile", lambda self, **given: whole(self, backend=graphs, **given))
+    one, packs = made(Train(epochs=1.0)), [pack(documents(SHAPE, 950, 0))]
+    expected = results(one, one, packs)
+    with torch._dynamo.config.patch(optimize_ddp=True):
+        dist.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
+        try:
+            monkeypatch.setattr(dist, "_DEFAULT_FIRST_BUCKET_BYTES", 1)
+            model = DistributedDataParallel(step.compiled(one), bucket_cap_mb=0.05)
+            for ours, theirs in zip(results(model, one, packs), expected, strict=True):
+                torch.testing.assert_close(ours, theirs, atol=2e-4, rtol=2e-4)
+        finally:
+            dist.destroy_process_group()
+    assert graphs.frame_count == 1
 
 
 def test_a_pack_in_which_nothing_drafts_costs_and_teaches_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
