@@ -22,7 +22,7 @@ from train.pack import pack
 
 def peer(shape: Shape, ttt: int, optimizer: str) -> dict[str, Any]:
     """One cell of the peer's."""
-    from tests.bench.train import STEPS, TOKENS, WARM, result
+    from tests.bench.train import STEPS, TOKENS, WARM, await_turn, result
 
     stand_in()
     model, arguments = build(shape, ttt, TOKENS)
@@ -37,7 +37,7 @@ def peer(shape: Shape, ttt: int, optimizer: str) -> dict[str, Any]:
             torch.cuda.synchronize()
             first = time.perf_counter() - started
         if len(marks) == WARM:
-            torch.cuda.reset_peak_memory_stats()
+            await_turn()
 
     loader = Batches([batches[n % 3] for n in range(WARM + STEPS)])
     trainer = make_trainer(model, arguments, loader, optimizer)

@@ -2,9 +2,10 @@
 
     python -m tests.bench.train --shapes 30b-a3b,8b,70b --ttt 3,7 --optimizers adamw,muon
 
-Each cell is a process of its own; a step is host-to-device copy, forward, backward, clip and optimiser, by device
-events. tokens/s counts all packed positions on both sides. MFU = flop computed / (step time * 989 Tflop/s); what a side
-skips is not counted (tests/bench/shapes.py holds the formulas). The last lines are ratios from this run.
+Each cell is a process of its own; `--together` of them compile and warm up at the same time, then each has the GPU to
+itself while it is timed. A step is host-to-device copy, forward, backward, clip and optimiser, by device events.
+tokens/s counts all packed positions on both sides. MFU = flop computed / (step time * 989 Tflop/s); what a side skips is
+not counted (tests/bench/shapes.py holds the formulas). The last lines are ratios from this run.
 """
 
 import argparse
@@ -12,7 +13,10 @@ import json
 import statistics
 import subprocess
 import sys
+import tempfile
 import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +33,8 @@ from train.pack import pack
 from train.step import Frozen, Step, compiled
 
 TOKENS, WARM, STEPS = 8192, 5, 16
+READY = "ready"
+"""said by a cell that waits for its turn"""
 
 
 def ours(shape: Shape, ttt: int, optimizer: str, profiled: bool = False) -> dict[str, Any]:
@@ -58,7 +64,7 @@ def ours(shape: Shape, ttt: int, optimizer: str, profiled: bool = False) -> dict
             torch.cuda.synchronize()
             first = time.perf_counter() - started
         if number == WARM - 1:
-            torch.cuda.reset_peak_memory_stats()
+            await_turn()
     torch.cuda.synchronize()
     if profiled:
         from torch.profiler import ProfilerActivity, profile
@@ -73,9 +79,17 @@ def ours(shape: Shape, ttt: int, optimizer: str, profiled: bool = False) -> dict
     return result(marks, flops, full, first, float(figures["loss"]))
 
 
+def await_turn() -> None:
+    """Warm: wait until the other cells are, and the GPU is free."""
+    torch.cuda.synchronize()
+    torch.cuda.reset_peak_memory_stats()
+    print(READY, flush=True)
+    sys.stdin.readline()
+
+
 def result(marks: list[Any], flops: float, full: float, first: float, loss: float) -> dict[str, Any]:
     """Figures of a cell from its step marks."""
-    times = [a.elapsed_time(b) for a, b in zip(marks[WARM - 1 : -1], marks[WARM:], strict=True)]
+    times = [a.elapsed_time(b) for a, b in zip(marks[WARM:-1], marks[WARM + 1 :], strict=True)]
     median = statistics.median(times)
     return {
         "step_ms": round(median, 2), "min_ms": round(min(times), 2), "max_ms": round(max(times), 2),
@@ -92,6 +106,7 @@ def main() -> None:
     parser.add_argument("--ttt", default="3,7")
     parser.add_argument("--optimizers", default="adamw")
     parser.add_argument("--sides", default="ours,peer")
+    parser.add_argument("--together", type=int, default=2, help="cells that compile at once; each needs its memory")
     parser.add_argument("--out", type=Path, default=Path("bench-train.jsonl"))
     parser.add_argument("--profile", action="store_true", help="print our slowest kernels")
     parser.add_argument("--cell", help="SIDE:SHAPE:TTT:OPTIMIZER, run here and printed as JSON")
@@ -105,36 +120,68 @@ def main() -> None:
         else:
             print(json.dumps(ours(SHAPES[name], int(ttt), optimizer, given.profile)))
         return
-    for name in given.shapes.split(","):
-        for ttt in given.ttt.split(","):
-            for optimizer in given.optimizers.split(","):
-                cells = {side: cell(side, name, ttt, optimizer, given.out) for side in given.sides.split(",")}
-                if all(cells.get(side) for side in ("ours", "peer")):
-                    a, b = cells["ours"], cells["peer"]
-                    print(
-                        f"{name} ttt {ttt} {optimizer}: {a['tokens_per_s'] / b['tokens_per_s']:.2f} times the peer's "
-                        f"tokens/s, {a['peak_gib'] / b['peak_gib']:.2f} of its peak memory", flush=True,
-                    )  # fmt: skip
+    labels = [
+        f"{side}:{name}:{ttt}:{optimizer}"
+        for name in given.shapes.split(",")
+        for ttt in given.ttt.split(",")
+        for optimizer in given.optimizers.split(",")
+        for side in given.sides.split(",")
+    ]
+    found: dict[str, dict[str, Any]] = {}
+    for first in range(0, len(labels), given.together):
+        for label, figures in timed(labels[first : first + given.together], command):
+            found[label] = figures
+            say(label, figures, given.out)
+            compare(label, found)
 
 
-def cell(side: str, name: str, ttt: str, optimizer: str, out: Path) -> dict[str, Any]:
-    """One cell's figures; empty where its process failed (its last lines are shown)."""
-    label = f"{side}:{name}:{ttt}:{optimizer}"
-    done = subprocess.run([sys.executable, "-m", "tests.bench.train", "--cell", label], capture_output=True, text=True)
-    if done.returncode:
-        print(f"{label}: failed\n{done.stderr[-3000:]}", flush=True)
-        return {}
-    figures = {
-        "side": side,
-        "shape": name,
-        "ttt": int(ttt),
-        "optimizer": optimizer,
-        **json.loads(done.stdout.splitlines()[-1]),
-    }
-    print(json.dumps(figures), flush=True)
-    with open(out, "a", encoding="utf-8") as file:
-        file.write(json.dumps(figures) + "\n")
-    return figures
+def command(label: str) -> list[str]:
+    """What runs a cell."""
+    return [sys.executable, "-m", "tests.bench.train", "--cell", label]
+
+
+def timed(labels: list[str], command: Callable[[str], list[str]]) -> Iterator[tuple[str, dict[str, Any]]]:
+    """(label, figures) of cells that warm up together and are timed one after the other.
+
+    Empty figures where a cell's process failed; its last lines are shown.
+    """
+    with ExitStack() as stack:
+        errors = [stack.enter_context(tempfile.TemporaryFile("w+")) for _ in labels]
+        cells = [
+            subprocess.Popen(command(label), stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=error, text=True)
+            for label, error in zip(labels, errors, strict=True)
+        ]
+        for cell in cells:
+            assert cell.stdout is not None
+            while (line := cell.stdout.readline()) and line.strip() != READY:
+                pass
+        for label, cell, error in zip(labels, cells, errors, strict=True):
+            said, _ = cell.communicate("go\n")
+            if cell.returncode:
+                error.seek(0)
+                print(f"{label}: failed\n{error.read()[-3000:]}", flush=True)
+            yield label, {} if cell.returncode else json.loads(said.splitlines()[-1])
+
+
+def say(label: str, figures: dict[str, Any], out: Path) -> None:
+    """Print a cell's figures and keep them."""
+    if figures:
+        side, name, ttt, optimizer = label.split(":")
+        line = json.dumps({"side": side, "shape": name, "ttt": int(ttt), "optimizer": optimizer, **figures})
+        print(line, flush=True)
+        with open(out, "a", encoding="utf-8") as file:
+            file.write(line + "\n")
+
+
+def compare(label: str, found: dict[str, dict[str, Any]]) -> None:
+    """Print the ratios once both sides of a cell are there."""
+    what = label.partition(":")[2]
+    a, b = found.get(f"ours:{what}"), found.get(f"peer:{what}")
+    if a and b:
+        print(
+            f"{what}: {a['tokens_per_s'] / b['tokens_per_s']:.2f} times the peer's tokens/s, "
+            f"{a['peak_gib'] / b['peak_gib']:.2f} of its peak memory", flush=True,
+        )  # fmt: skip
 
 
 if __name__ == "__main__":
