@@ -4,8 +4,8 @@
 
 Each cell is a process of its own; `--together` of them compile and warm up at the same time, then each has the GPU to
 itself while it is timed. A step is host-to-device copy, forward, backward, clip and optimiser, by device events.
-tokens/s counts all packed positions on both sides. MFU = flop computed / (step time * 989 Tflop/s); what a side skips is
-not counted (tests/bench/shapes.py holds the formulas). The last lines are ratios from this run.
+tokens/s counts all packed positions on both sides. MFU = flop computed / (step time * 989 Tflop/s); what a side skips
+is not counted (tests/bench/shapes.py holds the formulas). The last lines are ratios from this run.
 """
 
 import argparse
