@@ -12,9 +12,9 @@ from typing import Any, cast
 
 import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save
 
-from recipes.artifact import hash_bytes, hash_file, write_bytes, write_json
+from data.tensors import write_tensors
+from recipes.artifact import hash_file, write_bytes, write_json
 
 FP8_MAX = 448.0  # largest finite float8_e4m3fn
 
@@ -71,11 +71,12 @@ def write_shard(
             start += entry.length
         else:
             bad.append(entry.row_id)
-    data = save(_tensors([f for _, f in kept], dtype, layers)) if kept else b""
-    shard = Shard(
-        file=shard_name(number), sha256=hash_bytes(data), entries=tuple(e for e, _ in kept), quarantined=tuple(bad)
-    )
-    write_bytes(folder / shard.file, data)
+    file = folder / shard_name(number)
+    if kept:
+        write_tensors(file, _tensors([f for _, f in kept], dtype, layers))
+    else:
+        write_bytes(file, b"")
+    shard = Shard(file=file.name, sha256=hash_file(file), entries=tuple(e for e, _ in kept), quarantined=tuple(bad))
     write_json(_sidecar(folder, number), asdict(shard))
     return shard
 

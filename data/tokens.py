@@ -9,9 +9,10 @@ from typing import Any, cast
 import pyarrow as pa
 import pyarrow.parquet as pq
 import torch
-from safetensors.torch import load_file, save
+from safetensors.torch import load_file
 
 from data.answers import Turn, read_turns
+from data.tensors import write_tensors
 from recipes.artifact import write_bytes
 from recipes.schema import Recipe
 
@@ -41,7 +42,7 @@ def make(recipe: Recipe, run: Path, out: Path) -> dict[str, Any]:
     facts, head = recipe.target.facts, recipe.head
     counts = supervised_counts(train, weights)
     d2t, t2d = vocabulary(counts, head.draft_vocab_size, facts.vocab_size)
-    write_bytes(out / "vocab.safetensors", save({"d2t": d2t, "t2d": t2d}))
+    write_tensors(out / "vocab.safetensors", {"d2t": d2t, "t2d": t2d})
     short = sum(sum(r.loss_mask) <= 2 for r in rows)
     return {
         "turns": len(turns),

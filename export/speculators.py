@@ -4,15 +4,14 @@ Every flag is written, because the two loaders assume different values for absen
 """
 
 import json
-import os
 from pathlib import Path
 from typing import Any, cast
 
-import safetensors.torch
 import torch
 from safetensors import safe_open
 
 from data.target import embedding, read_target, served_path
+from data.tensors import write_tensors
 from export.checks import listing
 from export.layout import FORMAT_VERSION, expected_tensors
 from export.validate import validate
@@ -60,7 +59,7 @@ def write_folder(
     config = config_json(settings, verifier=verifier, architecture=architecture, speculative_tokens=speculative_tokens)
     tensors = _tensors(head / "head.safetensors", config, embeddings)
     out.mkdir(parents=True, exist_ok=True)
-    _write_tensors(out / "model.safetensors", tensors)
+    write_tensors(out / "model.safetensors", tensors, {"format": "pt"})
     write_json(out / "config.json", config)
     return {
         "parameters": sum(t.numel() for name, t in tensors.items() if name not in ("d2t", "t2d")),
@@ -162,12 +161,3 @@ def _tensors(file: Path, config: dict[str, Any], embeddings: torch.Tensor | None
 def _as_written(name: str, tensor: torch.Tensor) -> torch.Tensor:
     dtype = {"d2t": torch.int64, "t2d": torch.bool}.get(name, torch.bfloat16)
     return tensor.to(dtype).contiguous()
-
-
-def _write_tensors(path: Path, tensors: dict[str, torch.Tensor]) -> None:
-    """Whole or not at all, without a second copy in memory; safetensors orders by type and name, so bytes repeat."""
-    temporary = path.with_name(f"{path.name}.tmp")
-    cast(Any, safetensors.torch).save_file(tensors, temporary, metadata={"format": "pt"})
-    with open(temporary, "rb") as file:
-        os.fsync(file.fileno())
-    temporary.replace(path)

@@ -6,9 +6,10 @@ from pathlib import Path
 from typing import Any, cast
 
 import torch
-from safetensors.torch import load_file, save
+from safetensors.torch import load_file
 
-from recipes.artifact import hash_bytes, write_bytes, write_json
+from data.tensors import write_tensors
+from recipes.artifact import hash_bytes, write_json
 from recipes.check import aux_layers
 from recipes.schema import Recipe
 from train.eagle3 import Eagle3, HeadConfig
@@ -44,7 +45,7 @@ def save_head(folder: Path, head: Eagle3, d2t_D: torch.Tensor, t2d_V: torch.Tens
     """Write head.safetensors (fp32, Speculators names, with the vocabulary map), head.json and simulated.json."""
     tensors = {name: p.detach().float().cpu().contiguous() for name, p in head.named_parameters()}
     tensors |= {"d2t": d2t_D.cpu(), "t2d": t2d_V.cpu()}
-    write_bytes(folder / "head.safetensors", save(tensors, {"format": "pt"}))
+    write_tensors(folder / "head.safetensors", tensors, {"format": "pt"})
     write_json(folder / "simulated.json", simulated)
     write_json(folder / "head.json", {"head": asdict(head.config), "vocab_sha256": vocab_hash(d2t_D)})
 

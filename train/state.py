@@ -10,9 +10,9 @@ from typing import Any
 
 import torch
 from safetensors import safe_open
-from safetensors.torch import save
 from torch import nn
 
+from data.tensors import write_tensors
 from recipes.artifact import write_bytes
 from train.optim import restore_state, state_tensors
 
@@ -20,8 +20,11 @@ from train.optim import restore_state, state_tensors
 def save_state(folder: Path, head: nn.Module, optimizers: list[torch.optim.Optimizer], step: int, seen: int) -> None:
     """Write checkpoint-<step>.safetensors whole, then drop older ones. `seen`: supervised tokens so far."""
     tensors = {f"weight|{n}": p.detach() for n, p in head.named_parameters()} | state_tensors(head, optimizers)
-    data = save({n: t.contiguous().cpu() for n, t in tensors.items()}, {"step": str(step), "seen": str(seen)})
-    write_bytes(folder / f"checkpoint-{step:07d}.safetensors", data)
+    write_tensors(
+        folder / f"checkpoint-{step:07d}.safetensors",
+        {n: t.contiguous().cpu() for n, t in tensors.items()},
+        {"step": str(step), "seen": str(seen)},
+    )
     for old in checkpoints(folder)[:-1]:
         old.unlink()
 

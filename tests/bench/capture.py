@@ -3,20 +3,22 @@
     python -m tests.bench.capture smollm2-chat TARGET [key=value ...]      e.g. capture.env.PYTHONPATH=/path/to/sglang
     python -m tests.bench.capture 8b TARGET [key=value ...]                an 8B-shaped target, written there if missing
 
-Random token ids, rows of 300-700 tokens. Plain prefill is the same worker told to capture nothing. tokens/s after a
-warm-up; errors are those of the run's own check against transformers. Every figure comes from one run.
+Random token ids, rows of 300-700 tokens. Plain prefill is the same worker told to capture nothing; both engines are up
+at once and take turns, ROUNDS times, after a warm-up: medians, and the median of each round's ratio. Errors are those
+of the run's own check against transformers. Every figure comes from one run.
 """
 
 import json
+import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM
+from transformers import AutoModelForCausalLM, LlamaConfig
 
 from data import capture, capture_sglang
 from data.store import Features
@@ -32,6 +34,8 @@ SHAPE_8B = {
     "num_key_value_heads": 8, "head_dim": 128, "vocab_size": 128256, "max_position_embeddings": 8192,
     "tie_word_embeddings": False,
 }  # fmt: skip
+
+WARM, ROUNDS = 12, 3
 
 
 def rows(count: int, vocab: int, seed: int) -> list[Row]:
@@ -56,16 +60,12 @@ def batches_of(made: list[Row], tokens: int) -> list[list[Row]]:
     return cut
 
 
-def rate(flowing: Iterator[Any], batches: list[list[Row]], warm: int = 12) -> float:
-    """tokens/s over the batches after the first `warm`."""
-    started, tokens = 0.0, 0
-    for number, batch in enumerate(batches):
+def rate(flowing: Iterator[Any], batches: list[list[Row]]) -> float:
+    """tokens/s over all batches."""
+    started = time.perf_counter()
+    for _ in batches:
         next(flowing)
-        if number + 1 == warm:
-            started = time.perf_counter()
-        if number >= warm:
-            tokens += sum(len(r.input_ids) for r in batch)
-    return tokens / (time.perf_counter() - started)
+    return sum(len(r.input_ids) for batch in batches for r in batch) / (time.perf_counter() - started)
 
 
 def packs(flowing: Iterator[list[Features]], batches: list[list[Row]]) -> Iterator[list[Pack]]:
@@ -78,23 +78,43 @@ def measure(recipe: Recipe, run: Path, made: list[Row]) -> dict[str, float]:
     """All figures of one target."""
     path, batches = Path(recipe.target.path), batches_of(made, recipe.capture.batch_tokens)
     found: dict[str, Any] = {"tokens": sum(len(r.input_ids) for r in made), "batch_tokens": recipe.capture.batch_tokens}
-    with capture_sglang.session(recipe, run, path, run / "plain.log", plain=True) as opened:
-        found["plain_prefill"] = rate(capture_sglang.stream(opened, batches), batches)
-    with capture.capturing(recipe, run, made) as (capturing, checked):
+    with (
+        capture_sglang.session(recipe, run, path, run / "plain.log", plain=True) as plain,
+        capture.capturing(recipe, run, made) as (capturing, checked),
+    ):
         found |= checked
-        found["to_slots"] = rate(capturing(batches), batches)
-        with from_capture(packs(capturing(batches), batches)) as fed:
-            found["to_queue"] = rate(fed, batches)
+        found |= turns(lambda part: capture_sglang.stream(plain, part), capturing, batches)
         (out := run / "features").mkdir()
         groups, started = capture.shard_rows(made, recipe.capture.shard_tokens), time.perf_counter()
         capture.fill(recipe, capturing, out, groups, {})
         found["to_disk"] = found["tokens"] / (time.perf_counter() - started)
-    found["share_of_prefill"] = round(found["to_queue"] / found["plain_prefill"], 3)
     written = sum(f.stat().st_size for f in out.glob("*.safetensors"))
     found["bytes_per_token"] = round(written / found["tokens"], 2)
     found["disk_bytes_per_s"] = round(found["to_disk"] * found["bytes_per_token"])
     found["writing_alone"] = write_rate(out)
     return found
+
+
+def turns(plain: capture.Capture, capturing: capture.Capture, batches: list[list[Row]]) -> dict[str, Any]:
+    """tokens/s of plain prefill, of capture to the slots and to the trainer's queue: medians of the rounds."""
+
+    def queued(part: list[list[Row]]) -> float:
+        with from_capture(packs(capturing(part), part)) as fed:
+            return rate(fed, part)
+
+    ways: dict[str, Callable[[list[list[Row]]], float]] = {
+        "plain_prefill": lambda part: rate(plain(part), part),
+        "to_slots": lambda part: rate(capturing(part), part),
+        "to_queue": queued,
+    }
+    for way in ways.values():
+        way(batches[:WARM])
+    rounds = [{name: way(batches) for name, way in ways.items()} for _ in range(ROUNDS)]
+    return {
+        **{name: round(statistics.median(one[name] for one in rounds)) for name in ways},
+        "share_of_prefill": round(statistics.median(one["to_queue"] / one["plain_prefill"] for one in rounds), 3),
+        "rounds": [[round(one[name]) for name in ways] for one in rounds],
+    }
 
 
 def write_rate(folder: Path, size: int = 2**29) -> float:
@@ -110,7 +130,10 @@ def make_8b(folder: Path) -> None:
     if not (folder / "config.json").exists():
         torch.manual_seed(0)
         with torch.device("cuda"):
-            LlamaForCausalLM(LlamaConfig(**SHAPE_8B, dtype="bfloat16")).bfloat16().save_pretrained(folder)
+            model: Any = AutoModelForCausalLM.from_config(LlamaConfig(**SHAPE_8B), dtype=torch.bfloat16)
+        model.save_pretrained(folder)
+        del model
+        torch.cuda.empty_cache()
 
 
 def main() -> None:
@@ -126,7 +149,7 @@ def main() -> None:
     (run / "target").mkdir()
     (run / "tokens").mkdir()
     (run / "target" / "target.json").write_text(json.dumps({"path": target}))
-    made = rows(600 if kind == "8b" else 3000, vocab, 0)
+    made = rows(200 if kind == "8b" else 3000, vocab, 0)
     write_rows(run / "tokens" / "rows.parquet", made)
     print(json.dumps({"target": kind, **measure(recipe, run, made)}), flush=True)
 

@@ -11,6 +11,7 @@ from accelerate.state import AcceleratorState
 
 from data import capture, capture_hf, target, tokens
 from data.answers import Turn
+from data.tensors import write_tensors
 from recipes.artifact import Stage, build
 from recipes.load import build as checked
 from recipes.schema import Recipe
@@ -54,7 +55,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     made.mkdir()
     tokens.write_rows(made / "rows.parquet", rows)
     d2t, t2d = tokens.vocabulary(tokens.supervised_counts(rows, {}), 128, 320)
-    (made / "vocab.safetensors").write_bytes(tokens.save({"d2t": d2t, "t2d": t2d}))
+    write_tensors(made / "vocab.safetensors", {"d2t": d2t, "t2d": t2d})
     (made / "manifest.json").write_text(json.dumps({"plan": {}, "files": {}}))
     build(FEATURES, recipe, run)
     return folder
