@@ -84,6 +84,16 @@ def _train_faults(recipe: Recipe) -> list[str]:
             f"train.ttt_steps: {train.ttt_steps} is below export.speculative_tokens "
             f"{recipe.export.speculative_tokens}; the last draft tokens would be untrained"
         )
+    if train.sharding == "fsdp2" and train.processes == 1:
+        faults.append(
+            "train.sharding, train.processes: fsdp2, 1, but one process has nobody to share with; set train.processes "
+            "above 1, or train.sharding: ddp"
+        )
+    if train.sharding == "fsdp2" and train.optimizer == "muon":
+        faults.append(
+            "train.sharding, train.optimizer: fsdp2, muon, whose every iteration would gather each matrix; set "
+            "train.optimizer: adamw, or train.sharding: ddp"
+        )
     capture = recipe.capture
     if capture.backend == "hf" and capture.engines * capture.tensor_parallel > 1:
         faults.append(

@@ -34,15 +34,19 @@ def training_gpu_bytes(recipe: Recipe) -> float:
     """One training process on a GPU: fp32 weights, gradients and moments, bf16 copies, tables, one pack's activations.
 
     The gradients of a first pack are there while a second one runs; with one pack a step they come as activations go.
+    FSDP2 shares out weights and moments; for a step each process still has all weights, their copies and gradients.
     """
     facts, train = recipe.target.facts, recipe.train
     trained, frozen = head_parameters(recipe)
     tables = 2.0 * facts.hidden_size * (facts.vocab_size + recipe.head.draft_vocab_size)
-    held = 4 * (trained + frozen) + optimizer_bytes(recipe) + 2 * (trained + frozen) + tables
+    sharers = train.processes if train.sharding == "fsdp2" else 1
+    states = (4 * trained + optimizer_bytes(recipe)) / sharers
+    held = states + 4 * frozen + 2 * (trained + frozen) + tables
     activations, gradients = fused_activation_bytes(recipe), 4.0 * trained
     moving = activations + gradients if train.accumulate > 1 else max(activations, gradients)
-    buckets = gradients if train.processes > 1 else 0.0
-    return CONTEXT + SPARE * (held + moving + buckets + PACKS * pack_bytes(recipe))
+    # DDP's buckets, or the weights that FSDP2 gathers, which are gone again when it packs the gradients to share them.
+    passing = 4.0 * trained if train.processes > 1 else 0.0
+    return CONTEXT + SPARE * (held + moving + passing + PACKS * pack_bytes(recipe))
 
 
 def drafting_tokens(recipe: Recipe) -> float:

@@ -104,6 +104,8 @@ class Train:
     """packs an optimiser step and process"""
     processes: Positive = 1
     """training processes, one a GPU; on a CPU they share the cores"""
+    sharding: Literal["ddp", "fsdp2"] = "ddp"
+    """ddp: each process holds everything; fsdp2: its share of trained weights, gradients and optimiser states"""
     ttt_steps: Annotated[int, Field(strict=True, ge=1, le=16)] = 3
     ttt_decay: Annotated[float, Field(strict=True, gt=0, le=1)] = 0.8
     """weight of TTT step k is this to the power k"""

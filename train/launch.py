@@ -1,4 +1,4 @@
-"""Training in one process, or in several that share each optimiser step (train.processes; DDP through accelerate).
+"""Training in one process, or in several that share each optimiser step (train.processes; train/shard.py).
 
 Several are started by torch's own launcher as `python -m train.launch RECIPE RUN OUT SAID`: RECIPE is the resolved
 recipe as JSON, SAID a folder where each process leaves what it has to say.

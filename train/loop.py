@@ -3,7 +3,6 @@
 Shapes: K TTT steps, M positions that draft, D draft vocabulary, V target vocabulary, H hidden size.
 """
 
-import contextlib
 import copy
 import math
 import os
@@ -25,9 +24,10 @@ from train.head import head_config, open_head, save_head
 from train.optim import make_optimizers, set_rate, share
 from train.pack import Pack, load_pack, rows_of, to_device
 from train.replay import drafts, summary, walk
+from train.shard import joining, shared, whole, whole_head
 from train.source import packs_of, steps_of, training_rows
 from train.state import checkpoints, cut_metrics, load_state, save_state
-from train.step import Frozen, Step, compiled, mark, taught_count
+from train.step import Frozen, Step, mark, taught_count
 from train.track import Tracker
 
 
@@ -56,9 +56,9 @@ def make(recipe: Recipe, run: Path, out: Path) -> dict[str, Any]:
     head = _new_head(recipe, run, frozen).to(accelerator.device)
     rows = training_rows(recipe, run)
     steps = steps_of(recipe, rows, accelerator.num_processes)
+    model = shared(accelerator, Step(head, frozen, settings))
     optimizers = make_optimizers(head, settings)
     first, seen = load_state(out, head, optimizers)
-    model = accelerator.prepare(compiled(Step(head, frozen, settings)))
     main, queued = accelerator.is_main_process, cast("Queued | None", None)
     if main:
         cut_metrics(out / "metrics.jsonl", first)
@@ -77,17 +77,17 @@ def make(recipe: Recipe, run: Path, out: Path) -> dict[str, Any]:
             )  # fmt: skip
             if step % settings.checkpoint_steps == 0:
                 seen, queued = _report(tracker, queued, seen), None
-                if main:
-                    save_state(out, head, optimizers, step, seen)
-            if main and settings.simulate_steps and step % settings.simulate_steps == 0:
-                tracker.note(step, simulate(head, features, frozen, settings.ttt_steps))
+                save_state(out, head, optimizers, step, seen, write=main)
+            if settings.simulate_steps and step % settings.simulate_steps == 0:
+                tracker.note(step, simulate(head, features, frozen, settings.ttt_steps, main=main))
             bar.update()
     bar.close()
     seen = _report(tracker, queued, seen)
-    simulated = simulate(head, features, frozen, settings.ttt_steps) if main else {}
+    simulated = simulate(head, features, frozen, settings.ttt_steps, main=main)
     tracker.close(len(steps), simulated)
+    full = whole_head(head)
     if main:
-        save_head(out, head, frozen.d2t_D, frozen.t2d_V, simulated)
+        save_head(out, full, frozen.d2t_D, frozen.t2d_V, simulated)
         for left in checkpoints(out):
             left.unlink()
     return {
@@ -96,11 +96,15 @@ def make(recipe: Recipe, run: Path, out: Path) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def simulate(head: Eagle3, features: Path, frozen: Frozen, steps: int) -> dict[str, dict[str, Any]]:
-    """Simulated acceptance by domain on held-out features, in bf16 as served; targets outside the vocabulary miss."""
+def simulate(
+    head: Eagle3, features: Path, frozen: Frozen, steps: int, *, main: bool = True
+) -> dict[str, dict[str, Any]]:
+    """Simulated acceptance by domain on held-out features, in bf16 as served; targets outside the vocabulary miss. Of
+    several processes all must call, and others than the main one get nothing.
+    """
     windows: dict[str, list[Any]] = {}
-    served, embed_VH = copy.deepcopy(head).to(torch.bfloat16).eval(), frozen.embed_VH.bfloat16()
-    for shard, entry in rows_of(features, "held_out"):
+    served, embed_VH = copy.deepcopy(whole_head(head)).to(torch.bfloat16).eval(), frozen.embed_VH.bfloat16()
+    for shard, entry in rows_of(features, "held_out") if main else []:
         pack = to_device(load_pack(features, [(shard, entry)], [0]), frozen.d2t_D.device)
         if len(pack.at.kept_M):
             found = walk(drafts(served, pack, embed_VH, frozen.d2t_D, steps), pack)
@@ -123,12 +127,12 @@ def optimise(
     count = _sum(accelerator, local.float())
     total, hits, judged = torch.zeros((), device=device), *torch.zeros(2, settings.ttt_steps, device=device)
     for number, pack in enumerate(packs):
-        with accelerator.no_sync(model) if number + 1 < len(packs) else contextlib.nullcontext():
+        with joining(accelerator, model, last=number + 1 == len(packs)):
             parts = model(mark(pack))
-            # DDP averages over processes, so undo its division.
+            # DDP and FSDP2 average over processes, so undo their division.
             accelerator.backward(parts["loss"] * accelerator.num_processes / count.clamp_min(1))
         total, hits, judged = total + parts["loss"].detach(), hits + parts["hits"], judged + parts["judged"]
-    norm = torch.as_tensor(accelerator.clip_grad_norm_(model.parameters(), settings.clip))
+    norm = whole(torch.as_tensor(accelerator.clip_grad_norm_(model.parameters(), settings.clip)))
     for optimizer in optimizers:
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)

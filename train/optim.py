@@ -6,6 +6,7 @@ import torch
 from torch import nn
 
 from recipes.schema import Train
+from train.shard import placed
 
 
 def make_optimizers(head: nn.Module, settings: Train) -> list[torch.optim.Optimizer]:
@@ -76,7 +77,10 @@ def restore_state(head: nn.Module, optimizers: list[torch.optim.Optimizer], tens
     for label, value in tensors.items():
         _, key, name = label.split("|")
         parameter = parameters[name]
+        state = owner[parameter].state.setdefault(parameter, {})
         # Step counters stay on the CPU, where the optimisers expect them, but for fused ones.
         fused = any(group.get("fused") for group in owner[parameter].param_groups)
-        placed = value if key == "step" and not fused else value.to(parameter.device)
-        owner[parameter].state.setdefault(parameter, {})[key] = placed
+        if key == "step":
+            state[key] = value.to(parameter.device) if fused else value
+        else:
+            state[key] = placed(value, parameter)

@@ -15,22 +15,30 @@ from torch import nn
 from data.tensors import write_tensors
 from recipes.artifact import write_bytes
 from train.optim import restore_state, state_tensors
+from train.shard import placed, whole
 
 
-def save_state(folder: Path, head: nn.Module, optimizers: list[torch.optim.Optimizer], step: int, seen: int) -> None:
-    """Write checkpoint-<step>.safetensors whole, then drop older ones. `seen`: supervised tokens so far."""
+def save_state(
+    folder: Path, head: nn.Module, optimizers: list[torch.optim.Optimizer], step: int, seen: int, *, write: bool = True
+) -> None:
+    """Write checkpoint-<step>.safetensors whole, then drop older ones. `seen`: supervised tokens so far; `write`: of
+    several processes all must call, since each holds a part where they are sharded, and one writes.
+    """
     tensors = {f"weight|{n}": p.detach() for n, p in head.named_parameters()} | state_tensors(head, optimizers)
-    write_tensors(
-        folder / f"checkpoint-{step:07d}.safetensors",
-        {n: t.contiguous().cpu() for n, t in tensors.items()},
-        {"step": str(step), "seen": str(seen)},
-    )
+    full: dict[str, torch.Tensor] = {}
+    for name, tensor in tensors.items():
+        gathered = whole(tensor)
+        if write:
+            full[name] = gathered.contiguous().cpu()
+    if not write:
+        return
+    write_tensors(folder / f"checkpoint-{step:07d}.safetensors", full, {"step": str(step), "seen": str(seen)})
     for old in checkpoints(folder)[:-1]:
         old.unlink()
 
 
 def load_state(folder: Path, head: nn.Module, optimizers: list[torch.optim.Optimizer]) -> tuple[int, int]:
-    """Restore the newest checkpoint in place; (step, seen), (0, 0) where there is none."""
+    """Restore the newest checkpoint in place, sharded or not; (step, seen), (0, 0) where there is none."""
     files = checkpoints(folder)
     if not files:
         return 0, 0
@@ -39,7 +47,7 @@ def load_state(folder: Path, head: nn.Module, optimizers: list[torch.optim.Optim
         tensors: dict[str, torch.Tensor] = {name: stored.get_tensor(name) for name in stored.keys()}  # noqa: SIM118
     with torch.no_grad():
         for name, parameter in head.named_parameters():
-            parameter.copy_(tensors[f"weight|{name}"])
+            parameter.copy_(placed(tensors[f"weight|{name}"], parameter))
     restore_state(head, optimizers, {n: t for n, t in tensors.items() if n.startswith("state|")})
     return int(meta["step"]), int(meta["seen"])
 

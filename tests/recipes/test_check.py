@@ -98,6 +98,16 @@ def test_sound_recipe_has_no_fault() -> None:
             "train.ttt_steps: 2 is below export.speculative_tokens 3; the last draft tokens would be untrained",
         ),
         (
+            {"train__sharding": "fsdp2", "train__optimizer": "adamw"},
+            "train.sharding, train.processes: fsdp2, 1, but one process has nobody to share with; set train.processes "
+            "above 1, or train.sharding: ddp",
+        ),
+        (
+            {"train__sharding": "fsdp2", "train__processes": 2},
+            "train.sharding, train.optimizer: fsdp2, muon, whose every iteration would gather each matrix; set "
+            "train.optimizer: adamw, or train.sharding: ddp",
+        ),
+        (
             {"capture__backend": "hf", "capture__engines": 2},
             "capture.engines, capture.tensor_parallel: 2, 1, but transformers captures in this process alone; set both "
             "to 1, or capture.backend: sglang",

@@ -6,6 +6,7 @@ import pytest
 
 from recipes import estimate_memory
 from recipes.estimate_memory import capture_gpu_bytes, slot_tokens, training_gpu_bytes
+from recipes.estimate_sizes import head_parameters
 from recipes.load import load
 from recipes.schema import Recipe
 
@@ -57,6 +58,17 @@ def test_several_processes_hold_the_gradients_once_more() -> None:
     one = bench("train.ttt_steps=3")
     two = replace(one, train=replace(one.train, processes=2))
     assert training_gpu_bytes(two) > training_gpu_bytes(one)
+
+
+def test_sharing_divides_weights_and_moments_and_not_what_is_gathered_for_a_step() -> None:
+    one, (trained, _) = bench("train.ttt_steps=3"), head_parameters(bench())
+    whole = training_gpu_bytes(replace(one, train=replace(one.train, processes=8)))
+    shared = [
+        training_gpu_bytes(replace(one, train=replace(one.train, sharding="fsdp2", processes=n))) for n in (2, 8, 10**6)
+    ]
+    weights_and_moments = estimate_memory.SPARE * 12 * trained
+    assert [whole - s for s in shared] == pytest.approx([weights_and_moments * part for part in (1 / 2, 7 / 8, 1)])
+    assert min(shared) > estimate_memory.SPARE * (4 + 2 + 4) * trained
 
 
 def test_a_streamed_pack_makes_the_slots_longer() -> None:

@@ -153,8 +153,8 @@ def test_rope_values_keep_their_types() -> None:
 
 def test_override_of_an_unknown_key(tmp_path: Path) -> None:
     file = write(tmp_path / "a.yaml", small())
-    with pytest.raises(ValueError, match=r"train\.leraning: unknown key \(value 1\); nearest known key: l"):
-        load(file, ["train.leraning=1"])
+    with pytest.raises(ValueError, match=r"train\.optimiser: unknown key \(value 1\); nearest known key: optimizer"):
+        load(file, ["train.optimiser=1"])
 
 
 def test_interpolation_of_nothing(tmp_path: Path) -> None:

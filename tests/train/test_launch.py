@@ -18,7 +18,7 @@ from recipes.faults import EnvironmentFault
 from recipes.load import plain
 from tests.train import test_loop
 from tests.train.test_loop import recipe_of
-from train import launch
+from train import launch, loop
 from train.head import open_head
 
 ROOT = Path(__file__).parents[2]
@@ -42,7 +42,7 @@ def soon_gone(processes: list[psutil.Process]) -> bool:
 
 
 def made(folder: Path, out: Path, **train: Any) -> dict[str, Any]:
-    out.mkdir()
+    out.mkdir(exist_ok=True)
     settings = {"precision": "fp32", "epochs": 3.0, **train}
     return launch.make(recipe_of(folder, **settings), folder / "run", out)
 
@@ -59,6 +59,30 @@ def test_two_processes_train_as_one_with_the_same_packs(folder: Path, tmp_path: 
         torch.testing.assert_close(a, b, atol=1e-4, rtol=1e-4)
     assert sorted(p.name for p in (tmp_path / "two").iterdir()) == sorted(p.name for p in (tmp_path / "one").iterdir())
     assert not list((folder / "run" / "engines").glob("*.json"))
+
+
+def test_sharded_processes_go_on_from_one_process_to_the_same_end(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """From its checkpoint, with steps of three packs, of which one process has two."""
+    settings = {"optimizer": "adamw", "pack_tokens": 70, "clip": 0.1}
+    with monkeypatch.context() as patched:
+        patched.setattr(loop, "checkpoints", lambda _: [])  # so it stays
+        one = made(folder, tmp_path / "one", accumulate=4, checkpoint_steps=7, simulate_steps=8, **settings)
+    (tmp_path / "two").mkdir()
+    (tmp_path / "one" / "checkpoint-0000007.safetensors").rename(tmp_path / "two" / "checkpoint-0000007.safetensors")
+    sharded = {"processes": 2, "accumulate": 2, "sharding": "fsdp2", "checkpoint_steps": 3, "simulate_steps": 8}
+    two = made(folder, tmp_path / "two", **settings, **sharded)
+    assert two == one
+    expected = curve(tmp_path / "one")[7:]
+    assert {line["count"] for line in expected} == {4 * 58, 3 * 58}
+    for ours, theirs in zip(curve(tmp_path / "two"), expected, strict=True):
+        for key in ("loss", "grad_norm", "accuracy", "count", "tokens"):
+            assert ours[key] == pytest.approx(theirs[key], rel=1e-5), (ours["step"], key)
+    heads = [open_head(tmp_path / name)[0] for name in ("one", "two")]
+    for a, b in zip(*(h.parameters() for h in heads), strict=True):
+        torch.testing.assert_close(a, b, atol=1e-5, rtol=1e-4)
+    assert sorted(p.name for p in (tmp_path / "two").iterdir()) == sorted(p.name for p in (tmp_path / "one").iterdir())
 
 
 def test_a_fault_of_a_process_is_the_users(folder: Path, tmp_path: Path) -> None:
@@ -102,8 +126,9 @@ def test_a_death_is_told_by_its_first_cause_and_never_by_an_older_run(
 
 
 @pytest.mark.served
-def test_two_killed_processes_go_on_to_the_same_bytes(folder: Path, tmp_path: Path) -> None:
-    settings: dict[str, Any] = {"precision": "fp32", "epochs": 60.0, "processes": 2}
+@pytest.mark.parametrize("train", [{}, {"sharding": "fsdp2", "optimizer": "adamw"}])
+def test_two_killed_processes_go_on_to_the_same_bytes(folder: Path, tmp_path: Path, train: dict[str, Any]) -> None:
+    settings: dict[str, Any] = {"precision": "fp32", "epochs": 60.0, "processes": 2, **train}
     made(folder, tmp_path / "whole", **settings)
     code = (
         "import json,sys;from pathlib import Path;from recipes.load import build;from train import launch;"

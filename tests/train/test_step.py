@@ -6,9 +6,10 @@ One graph without breaks for packs of every size, and the eager step's loss and 
 import sys
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -22,6 +23,7 @@ from tests.train import test_attention_flash as flash_on_cpu
 from train import attention_flash, eagle3, losses, losses_fused, step
 from train.eagle3 import Eagle3
 from train.pack import Pack, pack
+from train.shard import shared, whole
 from train.step import Frozen, Step, mark
 
 SHAPE = SHAPES["tiny"]
@@ -69,8 +71,8 @@ def results(model: Any, one: Step, packs: list[Pack]) -> list[torch.Tensor]:
     """Loss, hits, judged and all gradients, pack by pack."""
     found: list[torch.Tensor] = []
     for each in packs:
-        parts = model(mark(each))
         one.zero_grad()
+        parts = model(mark(each))
         parts["loss"].backward()
         grads = torch.cat([p.grad.flatten() for p in one.parameters() if p.grad is not None])
         found += [parts["loss"].detach(), parts["hits"], parts["judged"], grads]
@@ -105,22 +107,26 @@ def test_one_graph_for_every_pack_gives_the_eager_step(
 
 
 @pytest.mark.served  # tracing takes 13 s
-def test_several_processes_keep_the_step_one_graph(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """torch would cut it at the gradient buckets of the DDP around it."""
+@pytest.mark.parametrize("sharding", ["ddp", "fsdp2"])
+def test_several_processes_keep_the_step_one_graph(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, sharding: Any
+) -> None:
+    """torch would cut it at the gradient buckets of the DDP around it; FSDP2's hooks stay outside it."""
     monkeypatch.setattr(eagle3, "_attend", attention_flash.attend)
     monkeypatch.setattr(step, "_taught", lambda _like: losses_fused.taught)
     monkeypatch.setattr(step, "_fused", lambda _like: True)
-    graphs, whole = CompileCounterWithBackend("aot_eager"), Step.compile
-    monkeypatch.setattr(Step, "compile", lambda self, **given: whole(self, backend=graphs, **given))
-    one, packs = made(Train(epochs=1.0)), [pack(documents(SHAPE, 950, 0))]
+    graphs, compiler = CompileCounterWithBackend("aot_eager"), Step.compile
+    monkeypatch.setattr(Step, "compile", lambda self, **given: compiler(self, backend=graphs, **given))
+    one, packs = made(Train(epochs=1.0, sharding=sharding)), [pack(documents(SHAPE, 950, 0))] * 2
     expected = results(one, one, packs)
     with torch._dynamo.config.patch(optimize_ddp=True):
         dist.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
         try:
             monkeypatch.setattr(dist, "_DEFAULT_FIRST_BUCKET_BYTES", 1)
-            model = DistributedDataParallel(step.compiled(one), bucket_cap_mb=0.05)
+            ddp = partial(DistributedDataParallel, bucket_cap_mb=0.05)
+            model = shared(cast(Any, SimpleNamespace(prepare=ddp)), one)
             for ours, theirs in zip(results(model, one, packs), expected, strict=True):
-                torch.testing.assert_close(ours, theirs, atol=2e-4, rtol=2e-4)
+                torch.testing.assert_close(whole(ours), theirs, atol=2e-4, rtol=2e-4)
         finally:
             dist.destroy_process_group()
     assert graphs.frame_count == 1
