@@ -128,7 +128,8 @@ class Train:
     precision: Literal["bf16", "fp32"] = "bf16"
     """of the forward and backward; the master weights are fp32"""
     recompute: Flag = False
-    """gradient checkpointing: the backward makes each TTT step again instead of keeping it; slower, less memory"""
+    """gradient checkpointing: the backward makes each TTT step again instead of keeping it; slower, less memory;
+    without effect in bf16 on a CPU"""
     deterministic: Flag = False
     """on a GPU: only kernels that give the same bits every time; slower"""
     checkpoint_steps: Positive = 100

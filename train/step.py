@@ -49,7 +49,10 @@ class Step(nn.Module):
         frozen, steps = self.frozen, self.settings.ttt_steps
         weights = half(self.head, frozen.embed_VH.dtype)
         embeds = embeddings(pack, frozen.embed_VH, steps)
-        inputs = (pack.aux_SAH.to(frozen.embed_VH.dtype), embeds, pack.at, self.settings.recompute)
+        dtype = frozen.embed_VH.dtype
+        # Outside a graph the backward would make a step again with the fp32 weights that functional_call put back.
+        again = self.settings.recompute and (torch.compiler.is_compiling() or dtype == torch.float32)
+        inputs = (pack.aux_SAH.to(dtype), embeds, pack.at, again)
         normed: list[torch.Tensor] = functional_call(self.head, weights, inputs)
         with torch.no_grad():
             teacher_MD = pack.final_MH.to(frozen.teacher_DH.dtype) @ frozen.teacher_DH.T

@@ -20,6 +20,7 @@ from train.shard import placed, shared, whole_head
 from train.state import checkpoints, load_state, save_state
 from train.step import Frozen, Step
 
+pytestmark = pytest.mark.timeout(120)
 SETTINGS = Train(epochs=1.0, optimizer="adamw", sharding="fsdp2")
 
 

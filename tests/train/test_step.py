@@ -27,6 +27,7 @@ from train.shard import shared, whole
 from train.step import Frozen, Step, mark
 
 SHAPE = SHAPES["tiny"]
+pytestmark = pytest.mark.timeout(300)  # once in dozens of runs it stood still: then at least its stack is seen
 
 
 def rows(
@@ -104,6 +105,16 @@ def test_one_graph_for_every_pack_gives_the_eager_step(
     for ours, theirs in zip(results(model, fused, packs), expected, strict=True):
         torch.testing.assert_close(ours, theirs, atol=2e-4, rtol=2e-4)
     assert graphs.frame_count == int(compiling)
+
+
+def test_recompute_in_bf16_without_a_graph_changes_nothing() -> None:
+    packs, found = [pack(documents(SHAPE, 950, 0))], list[list[torch.Tensor]]()
+    for recompute in (False, True):
+        one = made(Train(epochs=1.0, recompute=recompute))
+        one.frozen = Frozen(**{**vars(one.frozen), "embed_VH": one.frozen.embed_VH.bfloat16(),
+                               "teacher_DH": one.frozen.teacher_DH.bfloat16()})  # fmt: skip
+        found.append(results(one, one, packs))
+    assert all(torch.equal(a, b) for a, b in zip(*found, strict=True))
 
 
 @pytest.mark.served  # tracing takes 13 s
