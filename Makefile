@@ -16,7 +16,7 @@ check: install
 	$(BIN)/ruff check .
 	$(BIN)/pyright --warnings
 	$(BIN)/lint-imports
-	$(BIN)/pytest -m "not served"
+	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 --dist loadfile -m "not served"
 
 # The real thing at a small budget: real target, real traffic, real vLLM.
 e2e: install
