@@ -47,7 +47,7 @@ class Queued:
 def make(recipe: Recipe, run: Path, out: Path) -> dict[str, Any]:
     """Train a head on run/features into `out`, going on from its newest checkpoint. Of several processes all train and
     the first one writes. Raises ValueError on a non-finite loss or gradient, and where a warm start has another
-    vocabulary map.
+    vocabulary map. Returns what was done; seconds_waited_for_data are this process's, since it was started.
     """
     settings, features = recipe.train, run / "features"
     _choose_kernels(settings)
@@ -59,7 +59,7 @@ def make(recipe: Recipe, run: Path, out: Path) -> dict[str, Any]:
     model = shared(accelerator, Step(head, frozen, settings))
     optimizers = make_optimizers(head, settings)
     first, seen = load_state(out, head, optimizers)
-    main, queued = accelerator.is_main_process, cast("Queued | None", None)
+    main, queued, idle = accelerator.is_main_process, cast("Queued | None", None), 0.0
     if main:
         cut_metrics(out / "metrics.jsonl", first)
     tracker = Tracker(recipe, run, out / "metrics.jsonl", main=main)
@@ -67,7 +67,7 @@ def make(recipe: Recipe, run: Path, out: Path) -> dict[str, Any]:
     bar = tqdm(total=len(steps), initial=first, desc="train", unit="step", disable=None if main else True)
     with packs_of(recipe, run, rows, mine, frozen.embed_VH.is_cuda) as ready:
         for step, (packs, waited) in enumerate(feed(ready, accelerator.device), first + 1):
-            started, factor = time.perf_counter(), share(settings, step - 1, len(steps))
+            started, factor, idle = time.perf_counter(), share(settings, step - 1, len(steps)), idle + waited
             set_rate(optimizers, factor)
             figures = optimise(accelerator, model, optimizers, packs, frozen, settings)
             seen = _report(tracker, queued, seen)
@@ -92,6 +92,7 @@ def make(recipe: Recipe, run: Path, out: Path) -> dict[str, Any]:
             left.unlink()
     return {
         "steps": len(steps), "supervised_tokens_seen": seen, "parameters_trained": _size(head),
+        "seconds_waited_for_data": round(idle, 1),
         "simulated": {d: round(s["length"], 4) for d, s in simulated.items()},
     }  # fmt: skip
 

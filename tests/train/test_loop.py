@@ -79,6 +79,13 @@ def test_the_loss_falls_and_the_head_is_saved_whole(folder: Path, tmp_path: Path
     assert not list((tmp_path / "head").glob("checkpoint-*"))
 
 
+def test_the_time_spent_waiting_for_data_is_told(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    late = loop.feed
+    monkeypatch.setattr(loop, "feed", lambda *given: ((packs, waited + 2) for packs, waited in late(*given)))
+    counts = train(folder, tmp_path / "head", epochs=1.0)
+    assert 2 * counts["steps"] <= counts["seconds_waited_for_data"] < 2 * counts["steps"] + 1
+
+
 def test_the_loss_does_not_depend_on_how_rows_are_packed(folder: Path, tmp_path: Path) -> None:
     """One optimiser step over the same rows, as one pack or as several: divided once, by all supervised tokens."""
     first: list[float] = []

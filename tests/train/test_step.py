@@ -23,11 +23,10 @@ from tests.train import test_attention_flash as flash_on_cpu
 from train import attention_flash, eagle3, losses, losses_fused, step
 from train.eagle3 import Eagle3
 from train.pack import Pack, pack
-from train.shard import shared, whole
+from train.shard import shared
 from train.step import Frozen, Step, mark
 
 SHAPE = SHAPES["tiny"]
-pytestmark = pytest.mark.timeout(300)  # once in dozens of runs it stood still: then at least its stack is seen
 
 
 def rows(
@@ -118,17 +117,14 @@ def test_recompute_in_bf16_without_a_graph_changes_nothing() -> None:
 
 
 @pytest.mark.served  # tracing takes 13 s
-@pytest.mark.parametrize("sharding", ["ddp", "fsdp2"])
-def test_several_processes_keep_the_step_one_graph(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, sharding: Any
-) -> None:
-    """torch would cut it at the gradient buckets of the DDP around it; FSDP2's hooks stay outside it."""
+def test_several_processes_keep_the_step_one_graph(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """torch would cut it at the gradient buckets of the DDP around it."""
     monkeypatch.setattr(eagle3, "_attend", attention_flash.attend)
     monkeypatch.setattr(step, "_taught", lambda _like: losses_fused.taught)
     monkeypatch.setattr(step, "_fused", lambda _like: True)
     graphs, compiler = CompileCounterWithBackend("aot_eager"), Step.compile
     monkeypatch.setattr(Step, "compile", lambda self, **given: compiler(self, backend=graphs, **given))
-    one, packs = made(Train(epochs=1.0, sharding=sharding)), [pack(documents(SHAPE, 950, 0))] * 2
+    one, packs = made(Train(epochs=1.0)), [pack(documents(SHAPE, 950, 0))] * 2
     expected = results(one, one, packs)
     with torch._dynamo.config.patch(optimize_ddp=True):
         dist.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
@@ -137,7 +133,7 @@ def test_several_processes_keep_the_step_one_graph(
             ddp = partial(DistributedDataParallel, bucket_cap_mb=0.05)
             model = shared(cast(Any, SimpleNamespace(prepare=ddp)), one)
             for ours, theirs in zip(results(model, one, packs), expected, strict=True):
-                torch.testing.assert_close(whole(ours), theirs, atol=2e-4, rtol=2e-4)
+                torch.testing.assert_close(ours, theirs, atol=2e-4, rtol=2e-4)
         finally:
             dist.destroy_process_group()
     assert graphs.frame_count == 1
