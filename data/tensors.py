@@ -9,9 +9,10 @@ import torch
 
 
 def write_tensors(path: Path, tensors: dict[str, torch.Tensor], metadata: dict[str, str] | None = None) -> None:
-    """Write contiguous CPU tensors: temporary name, fsync, rename. Same tensors, same bytes; other threads go on.
+    """Write contiguous CPU tensors: temporary name, fsync, rename. Other threads go on meanwhile.
 
-    Raises ValueError where a tensor is not contiguous.
+    Same tensors, same bytes, with one metadata key at most: safetensors orders several at random. Raises ValueError
+    where a tensor is not contiguous.
     """
     temporary = path.with_name(f"{path.name}.tmp")
     with open(temporary, "wb") as file:

@@ -79,13 +79,15 @@ def make(recipe: Recipe, run: Path, out: Path) -> dict[str, Any]:
                 seen, queued = _report(tracker, queued, seen), None
                 save_state(out, head, optimizers, step, seen, write=main)
             if settings.simulate_steps and step % settings.simulate_steps == 0:
-                tracker.note(step, simulate(head, features, frozen, settings.ttt_steps, main=main))
+                full = whole_head(head)
+                if main:
+                    tracker.note(step, simulate(full, features, frozen, settings.ttt_steps))
             bar.update()
     bar.close()
     seen = _report(tracker, queued, seen)
-    simulated = simulate(head, features, frozen, settings.ttt_steps, main=main)
-    tracker.close(len(steps), simulated)
     full = whole_head(head)
+    simulated = simulate(full, features, frozen, settings.ttt_steps) if main else {}
+    tracker.close(len(steps), simulated)
     if main:
         save_head(out, full, frozen.d2t_D, frozen.t2d_V, simulated)
         for left in checkpoints(out):
@@ -97,15 +99,11 @@ def make(recipe: Recipe, run: Path, out: Path) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def simulate(
-    head: Eagle3, features: Path, frozen: Frozen, steps: int, *, main: bool = True
-) -> dict[str, dict[str, Any]]:
-    """Simulated acceptance by domain on held-out features, in bf16 as served; targets outside the vocabulary miss. Of
-    several processes all must call, and others than the main one get nothing.
-    """
+def simulate(head: Eagle3, features: Path, frozen: Frozen, steps: int) -> dict[str, dict[str, Any]]:
+    """Simulated acceptance by domain on held-out features, in bf16 as served; targets outside the vocabulary miss."""
     windows: dict[str, list[Any]] = {}
-    served, embed_VH = copy.deepcopy(whole_head(head)).to(torch.bfloat16).eval(), frozen.embed_VH.bfloat16()
-    for shard, entry in rows_of(features, "held_out") if main else []:
+    served, embed_VH = copy.deepcopy(head).to(torch.bfloat16).eval(), frozen.embed_VH.bfloat16()
+    for shard, entry in rows_of(features, "held_out"):
         pack = to_device(load_pack(features, [(shard, entry)], [0]), frozen.d2t_D.device)
         if len(pack.at.kept_M):
             found = walk(drafts(served, pack, embed_VH, frozen.d2t_D, steps), pack)

@@ -46,10 +46,9 @@ class Step(nn.Module):
 
     def forward(self, pack: Pack) -> Parts:
         """See the class."""
-        frozen, steps = self.frozen, self.settings.ttt_steps
-        weights = half(self.head, frozen.embed_VH.dtype)
+        frozen, steps, dtype = self.frozen, self.settings.ttt_steps, self.frozen.embed_VH.dtype
+        weights = half(self.head, dtype)
         embeds = embeddings(pack, frozen.embed_VH, steps)
-        dtype = frozen.embed_VH.dtype
         # Outside a graph the backward would make a step again with the fp32 weights that functional_call put back.
         again = self.settings.recompute and (torch.compiler.is_compiling() or dtype == torch.float32)
         inputs = (pack.aux_SAH.to(dtype), embeds, pack.at, again)
