@@ -156,7 +156,8 @@ def show_plan(recipe: Recipe, run: Path, as_json: bool) -> None:
     from recipes import estimate, estimate_mode
 
     figures, found = estimate.estimate(recipe), states(recipe, run)
-    faults = estimate.preflight(recipe, run, figures)
+    left = [name for name, own in found.items() if own.status != "done"]
+    faults = estimate.preflight(recipe, run, figures, left)
     mode, why = estimate_mode.fitting_mode(recipe, estimate_mode.free_bytes(run))
     if as_json:
         rows = {n: {"status": s.status, "why": s.why, **figures.stages[n]} for n, s in found.items()}
@@ -176,7 +177,8 @@ def check_folder(folder: str, target: str, prompts: str) -> None:
     faults = validate(Path(folder), target=Path(target) if target else None, local_target=True)
     if faults:
         raise ValueError(
-            f"{folder} has {len(faults)} faults:\n" + "\n".join(f"  {f.check}: {f.message}" for f in faults)
+            f"{folder} has {len(faults)} fault{'s' * (len(faults) > 1)}:\n"
+            + "\n".join(f"  {f.check}: {f.message}" for f in faults)
         )
     print(f"{folder}: sound")
     if prompts:

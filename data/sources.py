@@ -61,7 +61,8 @@ def locate(path: str) -> Path:
         raise ValueError(f"{path}: not a kind of file that is read; allowed: {', '.join(SUFFIXES)}, or hub:ORG/NAME")
     if not file.is_file():
         near = difflib.get_close_matches(file.name, _data_files(file.parent), n=1, cutoff=0.0)
-        raise ValueError(f"{path}: no such file; " + (f"nearest beside it: {near[0]}" if near else "nothing beside it"))
+        beside = f"nearest beside it: {near[0]}" if near else "nothing beside it"
+        raise ValueError(f"{path}: no such file; {beside}; correct its path in domains.NAME.sources")
     return file
 
 

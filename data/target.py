@@ -151,7 +151,7 @@ def _obtain(recipe: Recipe, out: Path) -> tuple[Path, bool]:
     if file.suffix == ".gguf" and file.is_file():
         return _from_gguf(file, out / "model", getattr(torch, recipe.target.dtype)), True
     if not (file / "config.json").is_file():
-        raise ValueError(f"target.path: {path!r} is neither a folder with config.json nor a .gguf file")
+        raise ValueError(f"target.path: {path!r} is neither a folder with config.json nor a .gguf file; name one")
     return file, True
 
 

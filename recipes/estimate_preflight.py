@@ -16,9 +16,8 @@ ON_GPUS = ("answers", "features", "head", "record")
 """stages that need GPUs where a recipe is planned for them"""
 
 
-def preflight(recipe: Recipe, run: Path, figures: Figures) -> list[str]:
-    """One line a fault; empty where nothing that can be known now stands in the way of the stages not yet made."""
-    left = [name for name in figures.stages if not (run / name / "manifest.json").is_file()]
+def preflight(recipe: Recipe, run: Path, figures: Figures, left: list[str]) -> list[str]:
+    """One line a fault; empty where nothing that can be known now stands in the way of the stages `left` to make."""
     faults = [
         *_disk_faults(recipe, run, figures, left),
         *_memory_faults(recipe, figures, left),

@@ -95,7 +95,10 @@ def _read(file: Path, chain: tuple[Path, ...] = ()) -> dict[str, Any]:
     for name in cast(list[Any], includes):
         found = [p for p in (file.parent / str(name), SHIPPED / str(name)) if p.is_file()]
         if not found:
-            raise ValueError(f"{file}: include {name!r} not found beside it or in the shipped recipes")
+            near = _nearest(name)
+            raise ValueError(
+                f"{file}: include {name!r} not found beside it or in the shipped recipes; nearest shipped: {near}"
+            )
         parts.append(_read(found[0], (*chain, file.resolve())))
     try:
         return cast(dict[str, Any], OmegaConf.to_container(OmegaConf.merge(*parts, own), resolve=False))
@@ -143,6 +146,12 @@ def _deref(node: dict[str, Any], root: dict[str, Any]) -> dict[str, Any]:
     while "$ref" in node:
         node = root["$defs"][node["$ref"].rsplit("/", 1)[1]]
     return node
+
+
+def _nearest(name: Any) -> str:
+    """The shipped file whose name an include may have meant."""
+    files = [file.relative_to(SHIPPED).as_posix() for file in sorted(SHIPPED.rglob("*.yaml"))]
+    return difflib.get_close_matches(str(name), files, n=1, cutoff=0.0)[0]
 
 
 def _listing(faults: list[str]) -> str:

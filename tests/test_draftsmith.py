@@ -77,6 +77,10 @@ def test_run_makes_only_what_is_stale_and_status_tells_why(tmp_path: Path, capsy
         found = json.loads(capsys.readouterr().out)
         assert found["features"]["status"] == "done" and found["head"]["why"] == "recipe: train.lr: 0.001 -> 0.5"
         assert found["tokens"]["accounting"]["rows"] == 28
+        # What a stage that is made again will miss is told before it is.
+        gone = "domains.chat.sources=[{path: gone.jsonl, form: prompt, field: p}]"
+        assert draftsmith.main(["plan", *answered, gone]) == 1
+        assert "preflight: domains.chat.sources: gone.jsonl: no such file; check the path" in capsys.readouterr().out
         # A changed vocabulary: tokens and what stands on them are made again, answers are not asked again.
         assert draftsmith.main(["run", *answered, "--until", "train", "head.draft_vocab_size=100"]) == 0
         assert len(fake.asked) == asked

@@ -182,7 +182,7 @@ def test_package_file_is_found_without_importing_the_package(tmp_path: Path, mon
 
 
 def test_missing_files_and_unknown_kinds_say_what_is_allowed(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"a.jsonl: no such file; nothing beside it"):
+    with pytest.raises(ValueError, match=r"a.jsonl: no such file; nothing beside it; correct its path in domains"):
         rows(tmp_path / "a.jsonl")
     lines(tmp_path / "logs.jsonl", GOOD)
     with pytest.raises(ValueError, match=r"no such file; nearest beside it: logs.jsonl"):

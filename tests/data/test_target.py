@@ -33,7 +33,9 @@ def test_a_target_that_is_not_the_recipes_is_refused_with_all_differences(tmp_pa
 
 
 def test_a_missing_target_is_one_line(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"target.path: .* neither a folder with config.json nor a .gguf"):
+    with pytest.raises(
+        ValueError, match=r"target.path: .* neither a folder with config.json nor a .gguf file; name one"
+    ):
         target.make(checked(recipe_data(tmp_path / "no", tmp_path / "p")), tmp_path, tmp_path)
 
 

@@ -176,6 +176,8 @@ def test_interpolation_is_resolved(tmp_path: Path) -> None:
         ("", "holds NoneType, a recipe is a mapping of keys"),
         ("include: b.yaml", "include: 'b.yaml' is not a list of files"),
         ("include: [b.yaml]", "include 'b.yaml' not found beside it or in the shipped recipes"),
+        ("include: [smollm2-chat]", "in the shipped recipes; nearest shipped: smollm2-chat.yaml"),
+        ("include: [smollm2-135m.yaml]", "nearest shipped: targets/smollm2-135m.yaml"),
     ],
 )
 def test_unreadable_file(tmp_path: Path, text: str, message: str) -> None:

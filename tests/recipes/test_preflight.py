@@ -45,7 +45,8 @@ def recipe(**changes: Any) -> Recipe:
 
 def found(gpus: int = 0, run: Path = Path("runs/small"), **changes: Any) -> list[str]:
     one = recipe(**changes)
-    return preflight(one, run, figures(one, gpus))
+    left = [name for name in figures(one).stages if not (run / name / "manifest.json").is_file()]
+    return preflight(one, run, figures(one, gpus), left)
 
 
 def figures(one: Recipe, gpus: int = 0) -> Figures:
