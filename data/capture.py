@@ -15,7 +15,7 @@ from tqdm import tqdm
 
 from data import capture_hf, capture_sglang
 from data.ahead import in_order
-from data.capture_check import picked, state_errors, teacher_error
+from data.capture_check import QUANTISED_BOUND, STATE_BOUND, picked, state_errors, teacher_error
 from data.store import Entry, Features, Shard, finished_shard, write_index, write_shard
 from data.target import output_matrix, served_path
 from data.tokens import Row, read_rows
@@ -67,7 +67,9 @@ def capturing(recipe: Recipe, run: Path, rows: list[Row]) -> Generator[tuple[Cap
     with capture_sglang.session(recipe, run, path, run / "logs" / "capture.log") as opened:
         streamed = capture_sglang.stream(opened, [[row] for row in chosen])
         captured = [copied(one) for batch in streamed for one in batch]
-        errors = state_errors(captured, reference, layers) if chosen else {}
+        quantised = recipe.target.quantization or recipe.capture.options.get("quantization")
+        bound = QUANTISED_BOUND if quantised else STATE_BOUND
+        errors = state_errors(captured, reference, layers, bound) if chosen else {}
         yield (lambda batches: capture_sglang.stream(opened, batches)), _found("sglang", error, errors)
 
 

@@ -11,6 +11,8 @@ TEACHER_BOUND = 0.02
 STATE_BOUND = 0.15
 """median over tokens of |difference| / |reference| of a state; two bf16 engines differ by 0.005-0.02 (random weights:
 0.07), a missing norm by far more"""
+QUANTISED_BOUND = 0.6
+"""the same where the engine quantises what the reference does not (FP8, 8 layers of random weights: 0.25-0.50)"""
 
 
 def picked(rows: list[Row], count: int) -> list[Row]:
@@ -39,11 +41,14 @@ def teacher_error(session: capture_hf.Session, lm_head_VH: torch.Tensor, rows: l
     return worst
 
 
-def state_errors(captured: list[Features], reference: list[Features], layers: tuple[int, ...]) -> dict[str, float]:
+def state_errors(
+    captured: list[Features], reference: list[Features], layers: tuple[int, ...], bound: float = STATE_BOUND
+) -> dict[str, float]:
     """Median over tokens of the relative error of each aux state and of the final state, by name.
 
     `reference` holds the states after 0, 1, 2, ... layers. Raises ValueError where a captured state is nearer to
-    another layer's than to its own, or too far from it: the engine captured other layers, or other positions.
+    another layer's than to its own, or `bound` or more away from it: the engine captured other layers, or other
+    positions.
     """
     size = reference[0].final_SH.shape[1]
     errors = {"final": _error([f.final_SH for f in captured], [f.final_SH for f in reference])}
@@ -61,9 +66,9 @@ def state_errors(captured: list[Features], reference: list[Features], layers: tu
                 "captured"
             )
         errors[f"layer {layer}"] = by_layer[layer]
-    if not max(errors.values()) < STATE_BOUND:
+    if not max(errors.values()) < bound:
         raise ValueError(
-            f"captured states differ from a transformers forward by {errors} (bound {STATE_BOUND}): another norm, or "
+            f"captured states differ from a transformers forward by {errors} (bound {bound}): another norm, or "
             "other positions; nothing was captured"
         )
     return errors

@@ -164,6 +164,8 @@ def read(arguments: list[str]) -> Recipe:
                          "capture.engines=1", "train.processes=1", "tracking.wandb=disabled", *overrides])  # fmt: skip
     size = sum(f.stat().st_size for f in Path(folder).glob("*.safetensors")) / 2e9
     facts = replace(recipe.target.facts, total_params_b=size or 1.0, active_params_b=size or 1.0, weight_bytes=2.0)
+    if recipe.capture.options.get("quantization") == "fp8" and size:  # the embedding and lm_head stay in bf16
+        facts = replace(facts, weight_bytes=1 + 2 * facts.vocab_size * facts.hidden_size / (size * 1e9))
     steps = STEPS * recipe.train.accumulate * recipe.train.pack_tokens
     seen = int(steps * split_counts(recipe, "train").answer_tokens / split_counts(recipe, "train").row_tokens)
     return replace(

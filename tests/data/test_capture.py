@@ -9,7 +9,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from data import capture, capture_hf
-from data.capture_check import picked, state_errors, teacher_error
+from data.capture_check import QUANTISED_BOUND, picked, state_errors, teacher_error
 from data.target import final_norm, output_matrix
 from data.tokens import Row
 from tests.tiny import make_target
@@ -94,6 +94,21 @@ def test_states_of_another_layer_or_position_are_refused(session: capture_hf.Ses
     moved = [replace(f, final_SH=f.final_SH.roll(1, 0)) for f in right]
     with pytest.raises(ValueError, match=r"differ from a transformers forward by .*other positions; nothing"):
         state_errors(moved, every, (1, 3, 5))
+
+
+def test_a_quantised_engine_may_be_further_off_but_not_in_another_layer(session: capture_hf.Session) -> None:
+    every = [capture_hf.forward(replace(session, layers=tuple(range(6))), [rows([60])[0]])[0]]
+    one = capture_hf.forward(session, [rows([60])[0]])[0]
+    coarse = replace(one, final_SH=one.final_SH * (1 + 0.3 * torch.randn_like(one.final_SH)))
+    with pytest.raises(ValueError, match=r"bound 0\.15"):
+        state_errors([coarse], every, (1, 3, 5))
+    assert 0.2 < state_errors([coarse], every, (1, 3, 5), QUANTISED_BOUND)["final"] < 0.4
+    unnormed = replace(one, final_SH=one.final_SH * 2)
+    with pytest.raises(ValueError, match=r"bound 0\.6"):
+        state_errors([unnormed], every, (1, 3, 5), QUANTISED_BOUND)
+    lower = capture_hf.forward(replace(session, layers=(1, 2, 5)), [rows([60])[0]])
+    with pytest.raises(ValueError, match="as layer 3 is nearer to layer 2"):
+        state_errors(lower, every, (1, 3, 5), QUANTISED_BOUND)
 
 
 def test_rows_are_picked_over_all_lengths() -> None:
