@@ -120,6 +120,22 @@ def speedup(rows: Sequence[Request], bootstrap: Bootstrap) -> tuple[Figure | Non
     return Figure(value=float(np.median([s["ratio"] for s in shown])), low=low, high=high, n=n), shown
 
 
+def p99_ratio(rows: Sequence[Request], bootstrap: Bootstrap) -> Figure | None:
+    """p99 of an answer's seconds from sending to end, head / none, over all rounds' answers.
+
+    The interval resamples prompts, the same ones in both arms. None where an arm is missing.
+    """
+    table = _speed_table([r for r in rows if r.arm in ("none", "head")])
+    seconds = {arm: [cell[:, 1] for (_, of), cell in sorted(table.items()) if of == arm] for arm in ("none", "head")}
+    if not seconds["none"] or not seconds["head"]:
+        return None
+    n = len(seconds["head"][0])
+    drawn = np.concatenate([np.ones((1, n)), _weights(n, bootstrap.samples, bootstrap.seed)])
+    ratios = _p99(seconds["head"], drawn) / _p99(seconds["none"], drawn)
+    low, high = interval(ratios[1:], n, bootstrap.confidence)
+    return Figure(value=float(ratios[0]), low=low, high=high, n=n)
+
+
 def latency(rows: Sequence[Request]) -> Latency | None:
     """Percentiles in seconds: first token and time per token over requests, gaps over all chunks.
 
@@ -160,6 +176,14 @@ def _rate(cell: Reals) -> float:
 
 def _rates(cell: Reals, weights: Reals) -> Reals:
     return (weights @ cell[:, 0]) / (weights @ cell[:, 1])
+
+
+def _p99(rounds: Sequence[Reals], weights: Reals) -> Reals:
+    """The smallest time that 99% of the drawn answers do not exceed, for each draw of prompts [draws, prompts]."""
+    times = np.concatenate(rounds)
+    order = np.argsort(times)
+    heaped = np.cumsum(np.tile(weights, len(rounds))[:, order], axis=1)
+    return times[order][(heaped >= 0.99 * heaped[:, -1:]).argmax(axis=1)]
 
 
 @lru_cache(maxsize=4)

@@ -6,16 +6,16 @@ from pathlib import Path
 from typing import Any, cast
 
 from eval.conditions import speculative_settings
+from eval.gate_speed import fast
+from eval.refusal import below, no
 from eval.report import write_report
-from eval.summary import findings, measured, rows_of, sound, speed, speed_domain, unrepeated
+from eval.summary import findings, measured, rows_of, speed, unrepeated
 from export.record import (
     CHECKPOINT,
     INPUTS,
-    Figure,
     Measured,
     Record,
     Refusal,
-    Speed,
     Verdict,
     read_record,
     recipe_hash,
@@ -103,7 +103,7 @@ def judge(
         refusals += _answered(name, recipe, requests)
         refusals += _counts(name, record, requests, recipe)
         refusals += _reached(name, recipe, figures, requests)
-    refusals += [*_fast(recipe, timed), *_parity(record, recipe, domains)]
+    refusals += [*fast(recipe, timed), *_parity(record, recipe, domains)]
     return Verdict(
         passed=not refusals,
         refusals=refusals,
@@ -121,10 +121,10 @@ def _changed(record: Record, now: Mapping[str, str], edited: str) -> list[Refusa
     for part, old in was.items():
         new = now.get(part, "it is gone")
         if " " in new:  # a sentence, not a digest
-            refusals.append(_no("unchanged", f"{part}: {new}; run its stage and measure again"))
+            refusals.append(no("unchanged", f"{part}: {new}; run its stage and measure again"))
         elif old != new:
             what = edited if part == "recipe" and edited else f"{old[:12] or 'unrecorded'} -> {new[:12]}"
-            refusals.append(_no("unchanged", f"{part} changed since the measurement ({what}); measure again"))
+            refusals.append(no("unchanged", f"{part} changed since the measurement ({what}); measure again"))
     return refusals
 
 
@@ -138,14 +138,14 @@ def _speculation(record: Record, recipe: Recipe) -> list[Refusal]:
         if any("synthetic" in key or value == "unreadable" for key, value in settings.items()):
             methods[arm] = "synthetic or unreadable"
         if arm == "none" and settings:
-            refusals.append(_no("speculation", "the arm without speculation was started with a speculative config"))
+            refusals.append(no("speculation", "the arm without speculation was started with a speculative config"))
     for where, method in methods.items():
         if method != "standard":
             why = f"{where}: rejection sampler {method!r}, only 'standard' measures acceptance"
-            refusals.append(_no("rejection_sampler", why))
+            refusals.append(no("rejection_sampler", why))
     drafting = speculative_settings(record.conditions.command.get("head", []))
     if drafting.get("model") != CHECKPOINT or "method" not in drafting:
-        refusals.append(_no("speculation", "the head's server was not started with the run's checkpoint"))
+        refusals.append(no("speculation", "the head's server was not started with the run's checkpoint"))
     return refusals
 
 
@@ -157,9 +157,9 @@ def _times(record: Record, requests: Sequence[Request]) -> list[Refusal]:
     lengths = [name for name, s in record.simulated.items() if not math.isfinite(s.length)]
     refusals: list[Refusal] = []
     if bad or batches:
-        refusals.append(_no("finite", f"{bad} rows and {batches} batches hold times that are no positive numbers"))
+        refusals.append(no("finite", f"{bad} rows and {batches} batches hold times that are no positive numbers"))
     if lengths:
-        refusals.append(_no("finite", f"training's simulated length is no number on {', '.join(lengths)}"))
+        refusals.append(no("finite", f"training's simulated length is no number on {', '.join(lengths)}"))
     return refusals
 
 
@@ -169,15 +169,15 @@ def _answered(name: str, recipe: Recipe, requests: Sequence[Request]) -> list[Re
     if failed:
         first = f"{failed[0].arm}, prompt {failed[0].prompt_id}: {failed[0].error}"
         why = f"{len(failed)} requests failed; the first: {first}"
-        refusals.append(_no("failed_requests", why, name, float(len(failed)), threshold=0.0))
+        refusals.append(no("failed_requests", why, name, float(len(failed)), threshold=0.0))
     for temperature in recipe.gate.temperatures:
         rows = rows_of(requests, "head", name, temperature)
         distinct, least = len({r.prompt_id for r in rows}), recipe.gate.min_requests
         if distinct < least:
             why = f"{distinct} requests measured at T={temperature:g}, gate.min_requests is {least}"
-            refusals.append(_no("min_requests", why, name, float(distinct), threshold=float(least)))
+            refusals.append(no("min_requests", why, name, float(distinct), threshold=float(least)))
         if distinct < len(rows):
-            refusals.append(_no("min_requests", f"{len(rows) - distinct} prompts were counted twice", name))
+            refusals.append(no("min_requests", f"{len(rows) - distinct} prompts were counted twice", name))
     return refusals
 
 
@@ -190,21 +190,21 @@ def _counts(name: str, record: Record, requests: Sequence[Request], recipe: Reci
         odd = sum(sum(r.per_step_accepted) != r.accepted or len(r.per_step_accepted) != r.drafts
                   or r.accepted > r.draft_tokens for r in rows)  # fmt: skip
         if odd:
-            refusals.append(_no("counts", f"{arm}: {odd} rows whose windows do not add up", name))
+            refusals.append(no("counts", f"{arm}: {odd} rows whose windows do not add up", name))
         counted = [r for r in rows if r.counted]
         engine = record.counters.get(arm, {}).get(name)
         if counted and engine is None:
-            refusals.append(_no("counters", f"{arm}: the engine's counters are missing", name))
+            refusals.append(no("counters", f"{arm}: the engine's counters are missing", name))
         for field in ("drafts", "draft_tokens", "accepted") if engine else ():
             said, summed = float(getattr(engine, field)), float(sum(getattr(r, field) for r in counted))
             if not abs(said - summed) <= allowed.get(field, COUNTER_TOLERANCE) * max(said, summed):
                 why = f"{arm}: the engine counted {said:g} {field}, its answers hold {summed:g}"
-                refusals.append(_no("counters", why, name, summed, threshold=said))
+                refusals.append(no("counters", why, name, summed, threshold=said))
     head = [r for r in requests if r.arm == "head" and r.domain == name and not r.error]
     if head and not any(r.drafts for r in head):
-        refusals.append(_no("drafts", "no window was verified, so the head drafted nothing", name, 0.0, threshold=1.0))
+        refusals.append(no("drafts", "no window was verified, so the head drafted nothing", name, 0.0, threshold=1.0))
     if head and not any(r.counted for r in requests if r.arm == "head"):
-        refusals.append(_no("counters", "no row of the head is covered by the engine's counters; measure again", name))
+        refusals.append(no("counters", "no row of the head is covered by the engine's counters; measure again", name))
     return refusals
 
 
@@ -216,9 +216,9 @@ def _reached(name: str, recipe: Recipe, figures: Measured, requests: Sequence[Re
     by_temperature.update({float(t): figure for t, figure in figures.temperatures.items()})
     for temperature, figure in by_temperature.items():
         at = f" at T={temperature:g}" if len(by_temperature) > 1 else ""
-        refusals += _below("min_acceptance", name, f"acceptance length{at}", figure, rule.min_acceptance)
+        refusals += below("min_acceptance", name, f"acceptance length{at}", figure, rule.min_acceptance)
     least = rule.min_acceptance_unrepeated
-    refusals += _below(
+    refusals += below(
         "min_acceptance_unrepeated",
         name,
         "acceptance length of unrepeated answers",
@@ -228,25 +228,7 @@ def _reached(name: str, recipe: Recipe, figures: Measured, requests: Sequence[Re
     few = len(unrepeated(rows_of(requests, "head", name, recipe.gate.temperatures[0])))
     if least and few < MIN_SUBSET:
         why = f"only {few} answers without a repeated 4-gram, at least {MIN_SUBSET} are needed for the rule"
-        refusals.append(_no("min_acceptance_unrepeated", why, name, float(few), threshold=float(MIN_SUBSET)))
-    return refusals
-
-
-def _fast(recipe: Recipe, timed: Speed | None) -> list[Refusal]:
-    gate, refusals = recipe.gate, list[Refusal]()
-    for name, rule in gate.rules.items():
-        if not (rule.min_speedup or rule.min_median_speedup):
-            continue
-        mine = timed if timed and speed_domain(gate) == name else None
-        refusals += _below("min_speedup", name, "speed-up at concurrency 1", mine and mine.speedup, rule.min_speedup)
-        median = mine.speedup.value if mine and mine.speedup else math.nan
-        if rule.min_median_speedup and not median >= rule.min_median_speedup:
-            why = f"median speed-up of the rounds {median:.3f}, it must reach {rule.min_median_speedup:g}"
-            refusals.append(_no("min_median_speedup", why, name, median, threshold=rule.min_median_speedup))
-        if mine and mine.speedup and (mine.speedup.n < gate.speed_prompts or len(mine.rounds) < gate.speed_rounds):
-            wants = f"the recipe wants {gate.speed_prompts} in {gate.speed_rounds}"
-            why = f"timed {mine.speedup.n} prompts in {len(mine.rounds)} rounds, {wants}"
-            refusals.append(_no("min_speedup", why, name))
+        refusals.append(no("min_acceptance_unrepeated", why, name, float(few), threshold=float(MIN_SUBSET)))
     return refusals
 
 
@@ -254,43 +236,20 @@ def _parity(record: Record, recipe: Recipe, domains: Mapping[str, Measured]) -> 
     """Our replay of the served ids: windows pooled over domains, lengths domain by domain."""
     gate, parity = recipe.gate, record.parity or {}
     refusals = [
-        _no("parity", "the replay of the served token ids is missing", name) for name in domains if name not in parity
+        no("parity", "the replay of the served token ids is missing", name) for name in domains if name not in parity
     ]
     windows, equal = (sum(getattr(p, field) for p in parity.values()) for field in ("windows", "equal"))
     share = equal / windows if windows else math.nan
     if parity and not gate.parity_windows <= share <= 1:
         why = f"{equal} of {windows} served windows are reproduced, gate.parity_windows is {gate.parity_windows:.1%}"
-        refusals.append(_no("parity_windows", why, "", share, threshold=gate.parity_windows))
+        refusals.append(no("parity_windows", why, "", share, threshold=gate.parity_windows))
     beyond = sum(p.unexplained for p in parity.values())
     if windows and beyond / windows > gate.parity_unexplained:
         why = f"{beyond} of {windows} windows differ beyond rounding, allowed {gate.parity_unexplained:.2%}"
-        refusals.append(_no("parity_unexplained", why, "", beyond / windows, threshold=gate.parity_unexplained))
+        refusals.append(no("parity_unexplained", why, "", beyond / windows, threshold=gate.parity_unexplained))
     for name, p in parity.items():
         apart = abs(p.replayed_length / p.served_length - 1) if p.served_length else math.nan
         if not apart <= gate.parity_length:
             why = f"replayed length {p.replayed_length:.3f}, served {p.served_length:.3f}, more than gate.parity_length"
-            refusals.append(_no("parity_length", why, name, apart, threshold=gate.parity_length))
+            refusals.append(no("parity_length", why, name, apart, threshold=gate.parity_length))
     return refusals
-
-
-def _below(rule: str, domain: str, what: str, figure: Figure | None, threshold: float) -> list[Refusal]:
-    """A refusal where a bound is set and the figure's lower end does not reach it."""
-    if not threshold:
-        return []
-    known = sound(figure)
-    if known is None:
-        return [_no(rule, f"{what} was not measured, {threshold:g} is needed", domain, threshold=threshold)]
-    if known.low >= threshold:
-        return []
-    interval = f"{known.value:.3f} [{known.low:.3f}, {known.high:.3f}]"
-    why = f"{domain}: {what} {interval}, its lower end must reach {threshold:g}"
-    figures = {"figure": known.value, "low": known.low, "high": known.high}
-    return [Refusal(rule=rule, domain=domain, **figures, threshold=threshold, why=why)]
-
-
-def _no(
-    rule: str, why: str, domain: str = "", figure: float | None = None, *, threshold: float | None = None
-) -> Refusal:
-    known = figure if figure is not None and math.isfinite(figure) else None
-    said = f"{domain}: {why}" if domain else why
-    return Refusal(rule=rule, domain=domain, figure=known, low=None, high=None, threshold=threshold, why=said)

@@ -2,8 +2,8 @@
 
 Arms: none (no speculation), head, ngram; their servers are up side by side, one is asked at a time. First acceptance on
 each measured domain (head, ngram; without speculation a step gives one token by definition), then speed on one domain,
-one request in flight, the arms taking turns in rounds. Answers stop by themselves or at the cap. Prefix caching is off:
-rounds ask the same prompts again, and the arm that asks second must not find them cached.
+one request in flight and then gate.loads, the arms taking turns in rounds. Answers stop by themselves or at the cap.
+Prefix caching is off: rounds ask the same prompts again, and the arm that asks second must not find them cached.
 """
 
 import asyncio
@@ -121,10 +121,10 @@ def preflight(recipe: Recipe, run: Path) -> None:
         faults.append("engine.args: sets the speculative config, which each arm sets itself; take it out")
     domain = speed_domain(gate)
     faults += [
-        f"gate.rules.{name}.min_speedup: {rule.min_speedup:g}, but speed is measured on {domain} only "
-        "(gate.speed_domain); set 0, or change the domain"
+        f"gate.rules.{name}: it has a speed rule, but speed is measured on {domain} only (gate.speed_domain); take it "
+        "out, or change the domain"
         for name, rule in gate.rules.items()
-        if rule.min_speedup and name != domain
+        if rule.on_speed and name != domain
     ]
     missing = [name for name in ("config.json", "model.safetensors") if not (_checkpoint(run) / name).is_file()]
     if missing:
@@ -152,15 +152,16 @@ def jobs(recipe: Recipe, prompts: Sequence[Prompt]) -> list[Job]:
         for arm in drafting
     ]  # fmt: skip
     timed = held_out.get(speed_domain(gate), [])[: gate.speed_prompts]
-    for number in range(gate.speed_rounds if timed else 0):
-        turn = number % len(arms)
-        work += [
-            _job(speed_domain(gate), timed, Load(
-                arm=arm, phase="speed", round=number, concurrency=1, temperature=gate.temperatures[0],
-                max_tokens=gate.speed_max_tokens, chunk_drafts=_chunk_drafts(recipe, arm),
-            ))
-            for arm in (*arms[turn:], *arms[:turn])
-        ]  # fmt: skip
+    for load in (1, *gate.loads) if timed else ():
+        for number in range(gate.speed_rounds):
+            turn = number % len(arms)
+            work += [
+                _job(speed_domain(gate), timed, Load(
+                    arm=arm, phase="speed", round=number, concurrency=load, temperature=gate.temperatures[0],
+                    max_tokens=gate.speed_max_tokens, chunk_drafts=_chunk_drafts(recipe, arm),
+                ))
+                for arm in (*arms[turn:], *arms[:turn])
+            ]  # fmt: skip
     return work
 
 
@@ -175,6 +176,8 @@ def _asked(gate: Gate, arm: Arm) -> int:
 
 def _job(domain: str, prompts: Sequence[Prompt], load: Load) -> Job:
     key = f"{load.phase}/{domain}/{load.arm}/T{load.temperature:g}/{load.round}"
+    if load.phase == "speed" and load.concurrency > 1:
+        key += f"/{load.concurrency}"
     return Job(key=key, domain=domain, prompts=tuple(prompts), load=load)
 
 

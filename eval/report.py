@@ -146,6 +146,13 @@ def _speed(speed: Speed | None, recipe: Recipe) -> Section:
     if rows and "head" in arms:
         said = "; ".join(f"{row[0]}: {', '.join(row[1:-1])}" for row in rows)
         blocks.append(Plot(svg=plots.rounds(speed), alt=f"Output tokens/s ({', '.join(arms)}) by round. {said}."))
+    if speed.loads:
+        blocks += _loads(speed)
+    if speed.same:
+        blocks.append(
+            f"Greedy answers equal to those without the head: {speed.same.equal} of {speed.same.answers}. Without the "
+            f"head, from round to round: {speed.same.none_equal} of {speed.same.none_answers}."
+        )
     served = [
         [f"{load} in flight", *[_number(by_arm.get(arm), 1) for arm in ("head", "ngram")]]
         for load, by_arm in speed.served.items()
@@ -158,6 +165,23 @@ def _speed(speed: Speed | None, recipe: Recipe) -> Section:
     return Section(title="Speed", blocks=blocks)
 
 
+def _loads(speed: Speed) -> list[Block]:
+    rows = [
+        [
+            f"{load} in flight", _figure(at.speedup), _figure(at.p99),
+            *[_number(at.throughput.get(arm), 1) for arm in _ARMS],
+        ]
+        for load, at in speed.loads.items()
+    ]  # fmt: skip
+    rows = [["1 in flight", _figure(speed.speedup), _figure(speed.p99), *["-"] * len(_ARMS)], *rows]
+    text = (
+        "With more requests in flight: what one answer gains (its tokens / its seconds, head / no speculation, median "
+        "of the rounds), the 99th percentile of an answer's seconds (head / no speculation; below 1 is better), and "
+        "the output tokens/s of all requests together."
+    )
+    return [text, Table(header=["Load", "Speed-up", "p99 ratio", *_ARMS.values()], rows=rows)]
+
+
 def _latency(verdict: Verdict) -> Section:
     rows = [
         [f"{name}, {verdict.conditions.concurrency} in flight", _ARMS[arm], *_milliseconds(figures)]
@@ -167,6 +191,8 @@ def _latency(verdict: Verdict) -> Section:
     if verdict.speed:
         rows += [[f"{verdict.speed.domain}, 1 in flight", _ARMS[arm], *_milliseconds(x)]
                  for arm, x in verdict.speed.latency.items()]  # fmt: skip
+        rows += [[f"{verdict.speed.domain}, {load} in flight", _ARMS[arm], *_milliseconds(x)]
+                 for load, at in verdict.speed.loads.items() for arm, x in at.latency.items()]  # fmt: skip
     header = [
         "Traffic",
         "Arm",

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 
 from eval.acceptance import (
     Bootstrap,
-    latency,
+    p99_ratio,
     per_position,
     pooled_length,
     speedup,
@@ -14,7 +14,8 @@ from eval.acceptance import (
     tokens_per_step,
     without_last_window,
 )
-from export.record import Figure, Measured, Record, Speed, Steps
+from eval.loads import latencies, loaded, same, sound
+from export.record import Measured, Record, Speed, Steps
 from export.requests import Request
 from recipes.schema import Gate, Recipe
 
@@ -26,9 +27,7 @@ NOISE = 0.15
 
 def speed_domain(gate: Gate) -> str:
     """Whose prompts the speed arms answer: the recipe's, else the first with a speed rule; empty = none is timed."""
-    return gate.speed_domain or next(
-        (name for name, rule in gate.rules.items() if rule.min_speedup or rule.min_median_speedup), ""
-    )
+    return gate.speed_domain or next((name for name, rule in gate.rules.items() if rule.on_speed), "")
 
 
 def bootstrap_of(gate: Gate) -> Bootstrap:
@@ -54,7 +53,6 @@ def measured(name: str, recipe: Recipe, record: Record, requests: Sequence[Reque
     simulated = record.simulated.get(name)
     length = simulated.length if simulated and math.isfinite(simulated.length) else None
     parity = (record.parity or {}).get(name)
-    timed = {arm: latency(of_arm) for arm, of_arm in (("head", rows), ("ngram", ngram))}
     return Measured(
         role=recipe.domains[name].role,
         requests=len(rows),
@@ -68,7 +66,7 @@ def measured(name: str, recipe: Recipe, record: Record, requests: Sequence[Reque
         simulated=length,
         simulated_gap=length / acceptance.value - 1 if length and acceptance else None,
         parity=parity if parity and math.isfinite(parity.replayed_length + parity.served_length) else None,
-        latency={arm: figures for arm, figures in timed.items() if figures},
+        latency=latencies([*rows, *ngram]),
         temperatures={
             f"{t:g}": sound(pooled_length(rows_of(requests, "head", name, t), bootstrap)) for t in temperatures[1:]
         },
@@ -77,17 +75,18 @@ def measured(name: str, recipe: Recipe, record: Record, requests: Sequence[Reque
 
 def speed(recipe: Recipe, record: Record, requests: Sequence[Request]) -> Speed | None:
     """The speed arms' figures; None where none was timed."""
-    rows = [r for r in requests if r.phase == "speed" and not r.error]
+    every = [r for r in requests if r.phase == "speed" and not r.error]
+    rows = [r for r in every if r.concurrency == 1]
     if not rows:
         return None
-    figure, rounds = speedup(rows, bootstrap_of(recipe.gate))
+    bootstrap = bootstrap_of(recipe.gate)
+    figure, rounds = speedup(rows, bootstrap)
     served: dict[str, dict[str, tuple[int, float]]] = {}
     for batch in record.speed:
         if batch.phase == "acceptance" and batch.temperature == recipe.gate.temperatures[0]:
             arms = served.setdefault(str(batch.concurrency), {})
             tokens, seconds = arms.get(batch.arm, (0, 0.0))
             arms[batch.arm] = tokens + batch.output_tokens, seconds + batch.seconds
-    timed = {arm: latency([r for r in rows if r.arm == arm]) for arm in ("none", "head", "ngram")}
     return Speed(
         domain=speed_domain(recipe.gate),
         concurrency=1,
@@ -97,20 +96,19 @@ def speed(recipe: Recipe, record: Record, requests: Sequence[Request]) -> Speed 
             load: {arm: tokens / seconds for arm, (tokens, seconds) in arms.items() if seconds > 0}
             for load, arms in served.items()
         },
-        latency={arm: figures for arm, figures in timed.items() if figures},
+        latency=latencies(rows),
+        p99=sound(p99_ratio(rows, bootstrap)),
+        loads={
+            str(load): loaded([r for r in every if r.concurrency == load], record.speed, bootstrap)
+            for load in recipe.gate.loads
+        },
+        same=same(rows) if recipe.gate.temperatures[0] == 0 else None,
     )
 
 
 def unrepeated(rows: Sequence[Request]) -> list[Request]:
     """The rows whose answers hold no repeated 4-gram."""
     return [r for r in rows if not r.repeated_4gram]
-
-
-def sound(figure: Figure | None) -> Figure | None:
-    """The figure, None where any part of it is no number."""
-    if figure is None or not all(math.isfinite(x) for x in (figure.value, figure.low, figure.high)):
-        return None
-    return figure
 
 
 def findings(
@@ -125,6 +123,13 @@ def findings(
         said.append(
             f"speed: the rounds' ratios lie {spread(timed.rounds):.0%} apart; the machine was not quiet, so trust the "
             "interval less"
+        )
+    texts = timed.same if timed else None
+    if texts and texts.equal < texts.answers:
+        said.append(
+            f"speed: {texts.answers - texts.equal} of {texts.answers} greedy answers differ from those without the "
+            f"head, after {texts.first_difference:g} tokens in the median; without the head "
+            f"{texts.none_answers - texts.none_equal} of {texts.none_answers} differ from round to round"
         )
     uncounted = sum(not r.counted for r in requests if not r.error)
     if uncounted:

@@ -7,11 +7,10 @@ from typing import Any, cast
 
 import yaml
 
+from export.card_cells import cell, figure, line, number, percent, table
+from export.card_speed import speed, worse
 from export.record import Figure, Measured, Parity, Record, Verdict
 from export.scrub import scrub
-
-_ARMS = {"none": "no speculation", "head": "this head", "ngram": "n-gram"}
-Table = list[list[str]]
 
 
 def card(
@@ -33,8 +32,8 @@ def card(
         _serving(record),
         "## Measured\n",
         _acceptance(verdict, recipe),
-        _speed(verdict),
-        _worse(verdict),
+        speed(verdict),
+        worse(verdict),
         _agreement(verdict),
         _conditions(record),
         _traffic(recipe),
@@ -92,7 +91,7 @@ def _opening(verdict: Verdict, recipe: dict[str, Any], target: dict[str, Any]) -
         "head changes the speed of answers, and what they say only where two tokens tie numerically."
     ]
     if target["note"]:
-        said.append(f"The target: {_line(target['note'])}")
+        said.append(f"The target: {line(target['note'])}")
     if target["local"]:
         said.append(
             "**Not portable.** The weights that this head was trained and measured with exist only where it was made; "
@@ -120,81 +119,32 @@ def _serving(record: Record) -> str:
 def _acceptance(verdict: Verdict, recipe: dict[str, Any]) -> str:
     head = ["domain", "requests", "acceptance length", "without repeated 4-grams", "repeating", "per position",
             "tokens a step: this head", "tokens a step: n-gram", "simulated in training"]  # fmt: skip
-    rows = [[_label(name, m), str(m.requests), _figure(m.acceptance), _figure(m.acceptance_unrepeated),
-             _percent(m.repeated_share), ", ".join(f"{rate:.2f}" for rate in m.per_position) or "-",
-             _figure(m.tokens_per_step.head), _figure(m.tokens_per_step.ngram), _number(m.simulated)]
+    rows = [[_label(name, m), str(m.requests), figure(m.acceptance), figure(m.acceptance_unrepeated),
+             percent(m.repeated_share), ", ".join(f"{rate:.2f}" for rate in m.per_position) or "-",
+             figure(m.tokens_per_step.head), figure(m.tokens_per_step.ngram), number(m.simulated)]
             for name, m in verdict.domains.items()]  # fmt: skip
-    further = [[name, t, _figure(f)] for name, m in verdict.domains.items() for t, f in m.temperatures.items()]
+    further = [[name, t, figure(f)] for name, m in verdict.domains.items() for t, f in m.temperatures.items()]
     text = (
         f"Acceptance length is tokens a target step: 1 + accepted draft tokens / windows, pooled over the held-out "
         f"requests, the bonus token counted. Brackets are {recipe['gate']['confidence']:.0%} intervals over requests. "
         "Per position: share of windows that accept at least so many draft tokens. n-gram drafts only where it finds "
         "a match, so compare the two by tokens a step. Simulated is training's own figure, on held-out features.\n\n"
     )
-    also = "\n" + _table(["domain", "temperature", "acceptance length"], further) if further else ""
-    return text + _table(head, rows) + also
-
-
-def _speed(verdict: Verdict) -> str:
-    speed = verdict.speed
-    if speed is None:
-        return "Speed against no speculation was not measured.\n"
-    arms = [arm for arm in _ARMS if any(arm in shown for shown in speed.rounds)]
-    rows = [[str(i + 1), *[_number(shown.get(arm), 1) for arm in arms], _number(shown.get("ratio"))]
-            for i, shown in enumerate(speed.rounds)]  # fmt: skip
-    text = (
-        f"Output tokens/s on {speed.domain} at concurrency {speed.concurrency}, arms alternated: "
-        f"**{_figure(speed.speedup)}** times no speculation, median of the rounds.\n\n"
-    )
-    latencies = [[_ARMS.get(arm, arm), *[f"{1000 * seconds:.1f}" for seconds in (
-        latency.ttft_p50, latency.ttft_p99, latency.gap_p50, latency.gap_p99, latency.per_token_p50,
-        latency.per_token_p99)]] for arm, latency in speed.latency.items()]  # fmt: skip
-    names = ["arm, ms", "first token p50", "p99", "gap p50", "p99", "per token p50", "p99"]
-    served = [
-        [concurrency, *[_number(by_arm.get(arm), 1) for arm in _ARMS]] for concurrency, by_arm in speed.served.items()
-    ]
-    return (
-        text
-        + _table(["round", *[_ARMS[arm] for arm in arms], "ratio"], rows)
-        + (f"\n{_table(names, latencies)}" if latencies else "")
-        + (f"\n{_table(['concurrency, tokens/s', *_ARMS.values()], served)}" if served else "")
-    )
-
-
-def _worse(verdict: Verdict) -> str:
-    """Where the head loses, from the measured arms alone."""
-    said: list[str] = []
-    speed = verdict.speed
-    if speed and speed.speedup and speed.speedup.low < 1:
-        said.append(f"{speed.domain} at concurrency {speed.concurrency}: the speed-up's interval reaches below 1.")
-    for concurrency, arms in speed.served.items() if speed else []:
-        if "head" in arms and "none" in arms and arms["head"] < arms["none"]:
-            said.append(f"Concurrency {concurrency}: {arms['head']:.1f} tokens/s against {arms['none']:.1f} without.")
-    latency = speed.latency if speed else {}
-    if "head" in latency and "none" in latency:
-        for field, label in (("ttft_p50", "first token, median"), ("gap_p99", "gap between chunks, p99")):
-            own, none = (getattr(latency[arm], field) for arm in ("head", "none"))
-            if own > none:
-                said.append(f"{label}: {1000 * own:.1f} ms against {1000 * none:.1f} ms without.")
-    for name, measured in verdict.domains.items():
-        head, ngram = measured.tokens_per_step.head, measured.tokens_per_step.ngram
-        if head and ngram and ngram.value > head.value:
-            said.append(f"{name}: n-gram speculation, which needs no head, makes more tokens a step.")
-    listed = "".join(f"- {line}\n" for line in said) or "Nowhere among what was measured; other loads were not.\n"
-    return f"## Where it does not help\n\n{listed}"
+    also = "\n" + table(["domain", "temperature", "acceptance length"], further) if further else ""
+    return text + table(head, rows) + also
 
 
 def _agreement(verdict: Verdict) -> str:
     rows = [[name, *_parity_cells(m.parity)] for name, m in verdict.domains.items() if m.parity]
-    table = _table(["domain", "windows replayed", "equal", "served length", "replayed length"], rows) if rows else ""
+    shown = table(["domain", "windows replayed", "equal", "served length", "replayed length"], rows) if rows else ""
     text = "Our own forward of the trained state, replayed on the token ids that were served:\n\n" if rows else ""
-    findings = "".join(f"- {_line(finding)}\n" for finding in verdict.findings)
-    return f"## Checks and findings\n\n{text}{table}\n{findings}" if rows or findings else ""
+    findings = "".join(f"- {line(finding)}\n" for finding in verdict.findings)
+    return f"## Checks and findings\n\n{text}{shown}\n{findings}" if rows or findings else ""
 
 
 def _parity_cells(parity: Parity) -> list[str]:
     share = f"{parity.equal / parity.windows:.2%}" if parity.windows else "-"
-    return [str(parity.windows), share, _number(parity.served_length, 3), _number(parity.replayed_length, 3)]
+    return [str(parity.windows), share, number(parity.served_length, 3), number(parity.replayed_length, 3)]
 
 
 def _conditions(record: Record) -> str:
@@ -212,12 +162,12 @@ def _conditions(record: Record) -> str:
         ["answers for speed", f"at most {c.speed_max_tokens} tokens"],
         ["date", c.date],
     ]
-    return f"## Conditions\n\n{_table(['', ''], [[a, _cell(b)] for a, b in rows])}"
+    return f"## Conditions\n\n{table(['', ''], [[a, cell(b)] for a, b in rows])}"
 
 
 def _traffic(recipe: dict[str, Any]) -> str:
     rows = [
-        [name, domain["role"], str(domain["train"] or "-"), _cell(source["path"]), _cell(source["licence"])]
+        [name, domain["role"], str(domain["train"] or "-"), cell(source["path"]), cell(source["licence"])]
         for name, domain in recipe["domains"].items()
         for source in domain["sources"]
     ]
@@ -225,7 +175,7 @@ def _traffic(recipe: dict[str, Any]) -> str:
         "Meant for traffic like the domains with the role traffic; on other traffic it is slower or useless, never "
         "wrong. Benchmarks were measured and never trained on.\n\n"
     )
-    return f"## Intended traffic and data\n\n{text}" + _table(
+    return f"## Intended traffic and data\n\n{text}" + table(
         ["domain", "role", "conversations trained on, at most", "source", "licence"], rows
     )
 
@@ -245,14 +195,12 @@ def _origin(
         **{name if name == "recipe" else f"stage {name}": v for name, v in sorted(verdict.made_from.items())},
         **dict(sorted(files.items())),
     }
-    versions = [
-        [when, _cell(", ".join(f"{k} {v}" for k, v in sorted(held.items())))] for when, held in packages.items()
-    ]
+    versions = [[when, cell(", ".join(f"{k} {v}" for k, v in sorted(held.items())))] for when, held in packages.items()]
     return (
         "## Made from\n\nSHA-256, where not said otherwise. The measurement is in `record.json`, `verdict.json` and "
         f"`requests.parquet` beside this file: {_rows(recipe)}.\n\n"
-        + _table(["", ""], [[name, f"`{value}`"] for name, value in known.items() if value])
-        + (f"\n{_table(['versions', ''], versions)}" if versions else "")
+        + table(["", ""], [[name, f"`{value}`"] for name, value in known.items() if value])
+        + (f"\n{table(['versions', ''], versions)}" if versions else "")
         + f"\nHead settings: `{json.dumps(recipe['head'], sort_keys=True)}`\n"
     )
 
@@ -268,28 +216,3 @@ def _name(recipe: dict[str, Any]) -> str:
 
 def _label(name: str, measured: Measured) -> str:
     return name if measured.role == "traffic" else f"{name} ({measured.role})"
-
-
-def _table(header: list[str], rows: Table) -> str:
-    lines = [header, ["---"] * len(header), *rows]
-    return "".join(f"| {' | '.join(line)} |\n" for line in lines)
-
-
-def _figure(figure: Figure | None) -> str:
-    return f"{figure.value:.3f} [{figure.low:.3f}, {figure.high:.3f}], n={figure.n}" if figure else "-"
-
-
-def _number(value: float | None, digits: int = 2) -> str:
-    return "-" if value is None else f"{value:.{digits}f}"
-
-
-def _percent(value: float | None) -> str:
-    return "-" if value is None else f"{value:.0%}"
-
-
-def _cell(text: str) -> str:
-    return _line(text).replace("|", "\\|")
-
-
-def _line(text: str) -> str:
-    return " ".join(str(text).split())

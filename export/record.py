@@ -179,6 +179,32 @@ class Measured:
 
 
 @dataclass(frozen=True, kw_only=True, config=_STRICT)
+class Loaded:
+    """The speed arms with several requests in flight."""
+
+    speedup: Figure | None
+    """an answer's output tokens / its seconds, head / none, median of the rounds"""
+    p99: Figure | None
+    """p99 of an answer's seconds, head / none"""
+    throughput: dict[str, float]
+    """arm -> output tokens/s of all requests together, median of the rounds"""
+    latency: dict[str, Latency]
+
+
+@dataclass(frozen=True, kw_only=True, config=_STRICT)
+class Same:
+    """Greedy answers with and without the head, to the same prompt, in the same round, alone in the engine."""
+
+    answers: int
+    equal: int
+    first_difference: float | None
+    """tokens before the answers part, median of those that do"""
+    none_equal: int
+    """answers of the arm without speculation that equal its own of the first round: the engine's own noise"""
+    none_answers: int
+
+
+@dataclass(frozen=True, kw_only=True, config=_STRICT)
 class Speed:
     """Output tokens/s against no speculation."""
 
@@ -191,6 +217,12 @@ class Speed:
     served: dict[str, dict[str, float]]
     """concurrency of the acceptance runs -> arm -> output tokens/s"""
     latency: dict[str, Latency]
+    p99: Figure | None = None
+    """p99 of an answer's seconds, head / none"""
+    loads: dict[str, Loaded] = Field(default_factory=dict[str, Loaded])
+    """by requests in flight"""
+    same: Same | None = None
+    """None where the arms were not timed at T=0"""
 
 
 @dataclass(frozen=True, kw_only=True, config=_STRICT)

@@ -121,6 +121,20 @@ def _gate_faults(recipe: Recipe) -> list[str]:
         faults.append("gate.rules: no domain has min_acceptance above 1, so the gate could not say no")
     if gate.speed_domain and gate.speed_domain not in recipe.domains:
         faults.append(f"gate.speed_domain: {gate.speed_domain!r} is no domain; allowed: {', '.join(recipe.domains)}")
+    for name, rule in gate.rules.items():
+        strange = [load for load in rule.min_speedup_at if int(load) not in gate.loads]
+        if strange:
+            faults.append(
+                f"gate.rules.{name}.min_speedup_at: {', '.join(strange)}, but gate.loads is {list(gate.loads)}; add it "
+                "there, or take the rule out (min_speedup is the rule at one request in flight)"
+            )
+    if gate.loads and max(gate.loads) > gate.speed_prompts:
+        faults.append(
+            f"gate.loads: {max(gate.loads)} in flight is never reached with gate.speed_prompts {gate.speed_prompts}; "
+            "time more prompts, or drop that load"
+        )
+    if len(set(gate.loads)) < len(gate.loads):
+        faults.append(f"gate.loads: {list(gate.loads)} names a load twice; name each once")
     if gate.min_requests > gate.prompts:
         faults.append(f"gate.min_requests: {gate.min_requests} is above gate.prompts {gate.prompts}")
     return faults

@@ -27,6 +27,7 @@ from recipes.estimate_sizes import (
     weight_bytes,
 )
 from recipes.schema import Recipe
+from recipes.show import aligned
 
 __all__ = ["Figures", "estimate", "feature_bytes_per_token", "preflight", "table"]
 
@@ -74,7 +75,7 @@ def table(states: dict[str, tuple[str, str]], figures: Figures) -> str:
     rows.append(("to do", "", f"{len(left)} stages", *_cells({"tokens": 0.0, **remaining, "memory_bytes": peak})))
     rows.append(("total", "", "", *_cells(figures.totals)))
     widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
-    lines = ["  ".join(_aligned(row, widths)).rstrip() for row in rows]
+    lines = ["  ".join(aligned(row, widths)).rstrip() for row in rows]
     where = f"of {figures.devices} GPUs together where a model runs, else RAM" if figures.devices else "RAM"
     return "\n".join([*lines, f"expected on {figures.machine}; memory: {where}"])
 
@@ -251,33 +252,37 @@ def _checkpoint(recipe: Recipe, rates: Rates) -> dict[str, float]:
 
 
 def _record(recipe: Recipe, rates: Rates) -> dict[str, float]:
-    """Acceptance on every domain with the head and n-gram, then rounds at concurrency 1 with none, head and n-gram."""
+    """Acceptance on every domain with the head and n-gram, then rounds at each load with none, head and n-gram."""
     gate, k = recipe.gate, recipe.export.speculative_tokens
     prompts = sum(min(gate.prompts, d.held_out) for d in recipe.domains.values())
     few = gate.ngram_prompts or gate.prompts
     answer = answer_length(recipe, gate.max_tokens) * len(gate.temperatures)
-    asked, by_ngram = (
-        prompts * answer,
-        sum(min(gate.prompts, few, d.held_out) for d in recipe.domains.values()) * answer,
-    )
+    asked = prompts * answer
+    by_ngram = sum(min(gate.prompts, few, d.held_out) for d in recipe.domains.values()) * answer
     timed = gate.speed_rounds * gate.speed_prompts * answer_length(recipe, gate.speed_max_tokens)
     together, seconds = min(gate.concurrency, rates.in_flight), 0.0
     arms_asked = [(k, asked, True), (3, by_ngram, gate.speed_ngram)] if gate.ngram else [(k, asked, True)]
     for drafted, tokens, timed_too in arms_asked:
         step = decoding_seconds(recipe, rates, in_flight=together, drafted=drafted)
-        alone = decoding_seconds(recipe, rates, in_flight=1, drafted=drafted)
         seconds += tokens / EXPECTED_LENGTH / together * step
         if timed_too:
-            seconds += timed / EXPECTED_LENGTH * alone
-    seconds += timed * decoding_seconds(recipe, rates, in_flight=1)
+            seconds += timed / EXPECTED_LENGTH * _each_load(recipe, rates, drafted)
+    seconds += timed * _each_load(recipe, rates, 0)
     arms = 3 if gate.ngram else 2
     # Side by side; on a CPU each further one adds a quarter (3 take 52 s where 1 takes 35).
     starts = rates.engine_start_s * (1 if rates.devices else 1 + 0.25 * (arms - 1))
     read = asked + prompts * PROMPT_TOKENS
     replay = rates.process_s + read * 2e9 * recipe.target.facts.active_params_b / rates.capture_flops
-    answered = asked + by_ngram * gate.ngram + timed * (arms - (gate.ngram and not gate.speed_ngram))
+    rounds = timed * (1 + len(gate.loads)) * (arms - (gate.ngram and not gate.speed_ngram))
+    answered = asked + by_ngram * gate.ngram + rounds
     memory = arms * (weight_bytes(recipe) + rates.engine_bytes) + 8.0 * sum(head_parameters(recipe))
     return _stage(tokens=answered, disk=5 * answered + 1.5e5, memory=memory, seconds=starts + seconds + replay)
+
+
+def _each_load(recipe: Recipe, rates: Rates, drafted: int) -> float:
+    """Seconds of a target step a request, summed over the loads at which the arms are timed."""
+    loads = [min(load, rates.in_flight) for load in (1, *recipe.gate.loads)]
+    return sum(decoding_seconds(recipe, rates, in_flight=n, drafted=drafted) / n for n in loads)
 
 
 def _publication(recipe: Recipe, stages: dict[str, dict[str, float]]) -> dict[str, float]:
@@ -293,8 +298,3 @@ def _cells(figures: dict[str, float]) -> tuple[str, str, str, str]:
         readable_count(figures["tokens"]), readable_bytes(figures["disk_bytes"]),
         readable_bytes(figures["memory_bytes"]), readable_seconds(figures["seconds"]),
     )  # fmt: skip
-
-
-def _aligned(row: tuple[str, ...], widths: list[int]) -> list[str]:
-    """Words to the left, figures to the right."""
-    return [c.ljust(w) if i < 3 else c.rjust(w) for i, (c, w) in enumerate(zip(row, widths, strict=True))]

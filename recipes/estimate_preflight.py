@@ -205,10 +205,10 @@ def _gate_faults(recipe: Recipe, figures: Figures) -> list[str]:
                 f"domains.{name}.held_out: {domain.held_out} is below gate.min_requests {gate.min_requests}, so the "
                 "gate would refuse; hold out more, or 0 to leave the domain unmeasured"
             )
-    fast = [name for name, rule in gate.rules.items() if rule.min_speedup]
+    fast = [name for name, rule in gate.rules.items() if rule.on_speed]
     timed = gate.speed_domain or next(iter(fast), "")
     faults += [
-        f"gate.rules.{name}.min_speedup: speed is measured on {timed} only; set 0, or gate.speed_domain={name}"
+        f"gate.rules.{name}: speed is measured on {timed} only; take the speed rules out, or gate.speed_domain={name}"
         for name in fast
         if name != timed
     ]

@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 from pydantic.dataclasses import dataclass
 
-from recipes.schema_input import STRICT, Count, Flag, Integer, Number, Positive, Share
+from recipes.schema_input import STRICT, Count, Flag, Integer, Load, Number, Positive, Share
 from recipes.schema_input import Domain as Domain
 from recipes.schema_input import Facts as Facts
 from recipes.schema_input import Source as Source
@@ -151,7 +151,7 @@ class Export:
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
 class Rule:
-    """What a domain must reach; each bound but one is compared with the interval's lower end."""
+    """What a domain must reach; each bound is compared with the interval's worse end, but for the median's."""
 
     min_acceptance: Number = 0.0
     """tokens a target step, pooled"""
@@ -161,6 +161,15 @@ class Rule:
     """output tokens/s against no speculation at concurrency 1, median of the rounds"""
     min_median_speedup: Number = 0.0
     """the same, but compared with the median itself: two dozen prompts leave a wide interval"""
+    min_speedup_at: dict[Load, Number] = Field(default_factory=dict)
+    """requests in flight, one of gate.loads -> the same there"""
+    max_p99: Number = 0.0
+    """p99 of an answer's seconds against no speculation, at every timed load; the interval's upper end is compared"""
+
+    @property
+    def on_speed(self) -> bool:
+        """True where it asks for something that only the speed arms show."""
+        return bool(self.min_speedup or self.min_median_speedup or self.min_speedup_at or self.max_p99)
 
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
@@ -180,6 +189,8 @@ class Gate:
     speed_prompts: Positive = 12
     speed_max_tokens: Positive = 100
     speed_rounds: Annotated[int, Field(strict=True, ge=3)] = 3
+    loads: tuple[Annotated[int, Field(strict=True, ge=2)], ...] = ()
+    """requests in flight at which the speed arms are timed too, beside one, e.g. [8, 32]"""
     ngram: Flag = True
     """measure n-gram speculation beside the head"""
     ngram_prompts: Count = 0

@@ -2,7 +2,7 @@
 
 from typing import Annotated, Literal
 
-from pydantic import ConfigDict, Field
+from pydantic import BeforeValidator, ConfigDict, Field
 from pydantic.dataclasses import dataclass
 
 STRICT = ConfigDict(extra="forbid", allow_inf_nan=False)
@@ -11,6 +11,8 @@ Positive = Annotated[int, Field(strict=True, ge=1)]
 Flag = Annotated[bool, Field(strict=True)]
 Number = Annotated[float, Field(strict=True)]
 Integer = Annotated[int, Field(strict=True)]
+Load = Annotated[str, BeforeValidator(str), Field(pattern=r"^[1-9][0-9]*$")]
+"""requests in flight, as a key: YAML reads it as a number, JSON as a string"""
 Share = Annotated[float, Field(strict=True, ge=0.0, le=1.0)]
 
 

@@ -24,3 +24,8 @@ def status(rows: dict[str, dict[str, Any]]) -> str:
         for name, row in rows.items()
     ]
     return "\n".join(lines)
+
+
+def aligned(row: tuple[str, ...], widths: list[int]) -> list[str]:
+    """Words to the left, figures to the right."""
+    return [c.ljust(w) if i < 3 else c.rjust(w) for i, (c, w) in enumerate(zip(row, widths, strict=True))]

@@ -36,7 +36,7 @@ ROOT = Path(__file__).parent.parent
 SMALL = [
     "domains.sharegpt.train=240", "domains.sharegpt.held_out=24", "domains.mt_bench.held_out=8",
     "domains.humaneval.held_out=8", "answers.held_out=4", "answers.max_tokens=128", "train.tokens=90000",
-    "gate.prompts=24", "gate.min_requests=6", "gate.max_tokens=128", "gate.speed_prompts=3",
+    "gate.prompts=24", "gate.min_requests=6", "gate.max_tokens=128", "gate.speed_prompts=3", "gate.loads=[3]",
     "gate.speed_max_tokens=32", "gate.speed_domain=sharegpt", "gate.rules.sharegpt.min_acceptance=1.1",
     "gate.rules.sharegpt.min_acceptance_unrepeated=0.0", "gate.rules.sharegpt.min_speedup=0.0",
     "gate.rules.sharegpt.min_median_speedup=0.0",
@@ -84,6 +84,9 @@ def test_the_chain_ends_in_a_publication_that_the_record_bears_out(made: Path) -
     assert acceptance.low >= 1.1 and acceptance.low < acceptance.value < acceptance.high
     counted = record.counters["head"]["sharegpt"]
     assert 1 + counted.accepted / counted.drafts == pytest.approx(acceptance.value, rel=0.01)
+    timed = verdict.speed
+    assert timed and timed.p99 and timed.same and timed.same.answers == 9 and timed.same.none_answers == 6
+    assert timed.loads["3"].speedup and set(timed.loads["3"].throughput) == {"none", "head"}
     names = {p.name for p in (folder / "publication").iterdir()}
     assert {"README.md", "config.json", "model.safetensors", "record.json", "verdict.json"} <= names
     card = (folder / "publication" / "README.md").read_text()

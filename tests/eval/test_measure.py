@@ -102,6 +102,24 @@ def test_a_whole_measurement(run, engines):
     assert record.simulated["chat"].length == 2.0 and record.parity == {}
 
 
+def test_the_arms_are_timed_at_each_load(run, engines):
+    of = recipe(**SMALL, loads=[2, 3])
+    make(of, run, run / "record.partial")
+    record, requests = finish(run)
+    timed = [r for r in requests if r.phase == "speed"]
+    assert len(timed) == 3 * 3 * 3 * 3
+    loads = [(b.concurrency, b.round, b.arm) for b in record.speed if b.phase == "speed"]
+    turns = [(0, "none"), (0, "head"), (0, "ngram"), (1, "head"), (1, "ngram"), (1, "none"), (2, "ngram"), (2, "none"),
+             (2, "head")]  # fmt: skip
+    assert loads == [(load, *turn) for load in (1, 2, 3) for turn in turns]
+    assert engines["none"].most == 3
+    asked = {(r.concurrency, r.arm): [q.prompt_id for q in timed if (q.concurrency, q.arm) == (r.concurrency, r.arm)]
+             for r in timed}  # fmt: skip
+    assert len({tuple(sorted(ids)) for ids in asked.values()}) == 1, "the same prompts in every arm, round and load"
+    counted = [r for r in requests if (r.arm, r.domain) == ("head", "chat")]
+    assert record.counters["head"]["chat"].drafts == sum(r.drafts for r in counted)
+
+
 def test_joined_chunks_are_asked_again_and_what_stays_joined_is_refused(run, engines):
     engines["head"] = Engine(metrics=False, joins=1)
     plain = recipe(**SMALL, ngram=False)
@@ -339,7 +357,7 @@ def test_all_faults_before_the_start_at_once(run):
     said = str(caught.value)
     assert "gate.temperatures: empty" in said
     assert "engine.args: sets the speculative config" in said
-    assert "gate.rules.code.min_speedup: 1.2, but speed is measured on chat only" in said
+    assert "gate.rules.code: it has a speed rule, but speed is measured on chat only" in said
     assert "small/checkpoint: model.safetensors missing; run `draftsmith export` first" in said
 
 

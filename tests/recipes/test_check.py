@@ -126,6 +126,17 @@ def test_sound_recipe_has_no_fault() -> None:
         ),
         ({"gate__speed_domain": "code"}, "gate.speed_domain: 'code' is no domain; allowed: chat, bench"),
         ({"gate__min_requests": 41}, "gate.min_requests: 41 is above gate.prompts 40"),
+        (
+            {"gate__rules__chat__min_speedup_at": {8: 1.1, 32: 1.0}, "gate__loads": [8]},
+            "gate.rules.chat.min_speedup_at: 32, but gate.loads is [8]; add it there, or take the rule out "
+            "(min_speedup is the rule at one request in flight)",
+        ),
+        (
+            {"gate__loads": [8, 32]},
+            "gate.loads: 32 in flight is never reached with gate.speed_prompts 12; time more prompts, or drop that "
+            "load",
+        ),
+        ({"gate__loads": [8, 8]}, "gate.loads: [8, 8] names a load twice; name each once"),
     ],
 )
 def test_rule(changes: dict[str, Any], message: str) -> None:

@@ -103,6 +103,7 @@ def test_time_follows_what_it_depends_on() -> None:
     assert seconds("head", train__accumulate=8) < seconds("head")
     assert seconds("record", gate__ngram=False) < seconds("record")
     assert seconds("record", gate__temperatures=[0.0, 0.7]) > seconds("record")
+    assert seconds("record", gate__loads=[8]) > seconds("record")
     assert seconds("features", cpu_rates(1e11, cores=2)) > seconds("features")
     assert seconds("features", cpu_rates(4.7e11, cores=1)) > seconds("features")
 
