@@ -46,7 +46,8 @@ STAGES = (
     Stage(name="record", verb="measure", make=_from("eval.measure"),
           inputs=("target", "prompts", "head", "checkpoint"), keys=MEASURED),
     Stage(name="verdict", verb="gate", make=_from("eval.gate"),
-          inputs=("target", "prompts", "head", "checkpoint", "record"), keys=MEASURED),
+          inputs=("target", "prompts", "head", "checkpoint", "record"), keys=(*MEASURED, "cost"),
+          outside=outside.prices),
     Stage(name="publication", verb="publish", make=_from("export.hub"),
           inputs=("target", "head", "checkpoint", "record", "verdict"), keys=("publish",)),
 )  # fmt: skip

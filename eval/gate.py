@@ -13,6 +13,7 @@ from eval.summary import findings, measured, rows_of, speed, unrepeated
 from export.record import (
     CHECKPOINT,
     INPUTS,
+    UNMEASURED,
     Measured,
     Record,
     Refusal,
@@ -83,7 +84,7 @@ def edited_key(recipe: Recipe, run: Path) -> str:
     old = cast(dict[str, Any], (read_manifest(run / "record") or {}).get("recipe") or {})
     new = plain(recipe)
     for key in sorted(set(old) | set(new)):
-        if key not in ("publish", "tracking") and old.get(key) != new.get(key):
+        if key not in UNMEASURED and old.get(key) != new.get(key):
             return difference(key, old.get(key), new.get(key))
     return ""
 

@@ -32,6 +32,7 @@ from export.record import CHECKPOINT, INPUTS, Batch, Counters, Parity, Record, S
 from export.requests import Arm, Request, write_requests
 from recipes.artifact import digest, write_bytes
 from recipes.faults import EnvironmentFault, GateRefused
+from recipes.price import price_faults
 from recipes.schema import Engine, Gate, Recipe
 
 NGRAM = {"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_max": 4, "prompt_lookup_min": 2}
@@ -108,7 +109,7 @@ def replayed(recipe: Recipe, run: Path, requests: Sequence[Request]) -> dict[str
 
 def preflight(recipe: Recipe, run: Path) -> None:
     """Raises ValueError with all that is known to be wrong before a server is started."""
-    gate, faults = recipe.gate, list[str]()
+    gate, faults = recipe.gate, price_faults(recipe.cost)
     hot = [t for t in gate.temperatures if t > 0]
     if hot and _on_cpu(recipe.engine):
         faults.append(

@@ -5,11 +5,11 @@ from pathlib import Path
 
 from eval import plots
 from eval.page import Block, Page, Plot, Points, Section, Table, markdown, web
-from export.record import Figure, Latency, Measured, Speed, Verdict
+from eval.report_cells import ARMS, bound, figure, gap, number, share
+from eval.report_speed import cost_sections, latency_section, speed_section
+from export.record import Measured, Verdict
 from recipes.artifact import write_bytes
 from recipes.schema import Recipe, Rule
-
-_ARMS = {"none": "no speculation", "head": "head", "ngram": "n-gram"}
 
 
 def write_report(out: Path, verdict: Verdict, recipe: Recipe) -> None:
@@ -27,8 +27,9 @@ def page_of(verdict: Verdict, recipe: Recipe) -> Page:
         _acceptance(verdict.domains, recipe),
         _positions(verdict.domains),
         _arms(verdict.domains),
-        _speed(verdict.speed, recipe),
-        _latency(verdict),
+        speed_section(verdict.speed, recipe),
+        *cost_sections(verdict.speed, recipe),
+        latency_section(verdict),
         _simulated(verdict.domains),
         _parity(verdict.domains, recipe),
         *_conditions(verdict),
@@ -64,9 +65,9 @@ def _acceptance(domains: Mapping[str, Measured], recipe: Recipe) -> Section:
         rule = recipe.gate.rules.get(name, Rule())
         rows.append(
             [
-                name, figures.role, str(figures.requests), _figure(figures.acceptance), _bound(rule.min_acceptance),
-                _figure(figures.acceptance_unrepeated), _bound(rule.min_acceptance_unrepeated),
-                _share(figures.repeated_share),
+                name, figures.role, str(figures.requests), figure(figures.acceptance), bound(rule.min_acceptance),
+                figure(figures.acceptance_unrepeated), bound(rule.min_acceptance_unrepeated),
+                share(figures.repeated_share),
             ]
         )  # fmt: skip
     header = [
@@ -79,7 +80,7 @@ def _acceptance(domains: Mapping[str, Measured], recipe: Recipe) -> Section:
         "must reach",
         "Repeating",
     ]
-    further = [[name, f"T={t}", _figure(figure)] for name, f in domains.items() for t, figure in f.temperatures.items()]
+    further = [[name, f"T={t}", figure(at)] for name, f in domains.items() for t, at in f.temperatures.items()]
     blocks: list[Block] = [
         (
             "Acceptance length is tokens a target step: 1 + accepted draft tokens / windows, pooled over requests. "
@@ -115,7 +116,7 @@ def _positions(domains: Mapping[str, Measured]) -> Section:
 
 def _arms(domains: Mapping[str, Measured]) -> Section:
     rows = [
-        [name, f"{f.tokens_per_step.none:.0f}", _figure(f.tokens_per_step.head), _figure(f.tokens_per_step.ngram)]
+        [name, f"{f.tokens_per_step.none:.0f}", figure(f.tokens_per_step.head), figure(f.tokens_per_step.ngram)]
         for name, f in domains.items()
     ]
     text = (
@@ -123,91 +124,12 @@ def _arms(domains: Mapping[str, Measured]) -> Section:
         "finds a match, so its own acceptance length counts nothing else. Slightly high for all, since tokens accepted "
         "beyond an answer's end are no output."
     )
-    return Section(title="Beside n-gram", blocks=[text, Table(header=["Domain", *_ARMS.values()], rows=rows)])
-
-
-def _speed(speed: Speed | None, recipe: Recipe) -> Section:
-    if speed is None:
-        return Section(title="Speed", blocks=["Not measured: the recipe has no speed rule and names no speed domain."])
-    least = recipe.gate.rules.get(speed.domain, Rule()).min_speedup
-    arms = [arm for arm in _ARMS if any(arm in shown for shown in speed.rounds)]
-    rows = [
-        [f"round {i + 1}", *[_number(shown.get(arm), 1) for arm in arms], _number(shown.get("ratio"), 3)]
-        for i, shown in enumerate(speed.rounds)
-    ]
-    blocks: list[Block] = [
-        (
-            f"Output tokens/s on {speed.domain}, one request in flight, the arms taking turns in rounds; answers stop "
-            f"by themselves. Head / no speculation, median of the rounds: {_figure(speed.speedup)} (must reach: "
-            f"{_bound(least)}). The interval resamples prompts, the same in each arm and round."
-        ),
-        Table(header=["Round", *[_ARMS[arm] for arm in arms], "head / none"], rows=rows),
-    ]
-    if rows and "head" in arms:
-        said = "; ".join(f"{row[0]}: {', '.join(row[1:-1])}" for row in rows)
-        blocks.append(Plot(svg=plots.rounds(speed), alt=f"Output tokens/s ({', '.join(arms)}) by round. {said}."))
-    if speed.loads:
-        blocks += _loads(speed)
-    if speed.same:
-        blocks.append(
-            f"Greedy answers equal to those without the head: {speed.same.equal} of {speed.same.answers}. Without the "
-            f"head, from round to round: {speed.same.none_equal} of {speed.same.none_answers}."
-        )
-    served = [
-        [f"{load} in flight", *[_number(by_arm.get(arm), 1) for arm in ("head", "ngram")]]
-        for load, by_arm in speed.served.items()
-    ]
-    if served:
-        blocks += [
-            "While acceptance was measured, all domains together, output tokens/s:",
-            Table(header=["Load", "head", "n-gram"], rows=served),
-        ]
-    return Section(title="Speed", blocks=blocks)
-
-
-def _loads(speed: Speed) -> list[Block]:
-    rows = [
-        [
-            f"{load} in flight", _figure(at.speedup), _figure(at.p99),
-            *[_number(at.throughput.get(arm), 1) for arm in _ARMS],
-        ]
-        for load, at in speed.loads.items()
-    ]  # fmt: skip
-    rows = [["1 in flight", _figure(speed.speedup), _figure(speed.p99), *["-"] * len(_ARMS)], *rows]
-    text = (
-        "With more requests in flight: what one answer gains (its tokens / its seconds, head / no speculation, median "
-        "of the rounds), the 99th percentile of an answer's seconds (head / no speculation; below 1 is better), and "
-        "the output tokens/s of all requests together."
-    )
-    return [text, Table(header=["Load", "Speed-up", "p99 ratio", *_ARMS.values()], rows=rows)]
-
-
-def _latency(verdict: Verdict) -> Section:
-    rows = [
-        [f"{name}, {verdict.conditions.concurrency} in flight", _ARMS[arm], *_milliseconds(figures)]
-        for name, f in verdict.domains.items()
-        for arm, figures in f.latency.items()
-    ]
-    if verdict.speed:
-        rows += [[f"{verdict.speed.domain}, 1 in flight", _ARMS[arm], *_milliseconds(x)]
-                 for arm, x in verdict.speed.latency.items()]  # fmt: skip
-        rows += [[f"{verdict.speed.domain}, {load} in flight", _ARMS[arm], *_milliseconds(x)]
-                 for load, at in verdict.speed.loads.items() for arm, x in at.latency.items()]  # fmt: skip
-    header = [
-        "Traffic",
-        "Arm",
-        *[f"{what} {p}" for what in ("first token", "gap", "per token") for p in ("p50", "p99")],
-    ]
-    text = (
-        "Milliseconds. A speculating engine answers in bursts: the gap is the wait between two chunks, of one or more "
-        "tokens; per token is decode time / tokens, what a reader of the whole answer feels."
-    )
-    return Section(title="Latency", blocks=[text, Table(header=header, rows=rows)])
+    return Section(title="Beside n-gram", blocks=[text, Table(header=["Domain", *ARMS.values()], rows=rows)])
 
 
 def _simulated(domains: Mapping[str, Measured]) -> Section:
     rows = [
-        [name, _number(f.simulated, 3), _number(f.acceptance.value if f.acceptance else None, 3), _gap(f.simulated_gap)]
+        [name, number(f.simulated, 3), number(f.acceptance.value if f.acceptance else None, 3), gap(f.simulated_gap)]
         for name, f in domains.items()
     ]
     text = "Training walks the windows on held-out features; vLLM serves. More than 10% apart is a finding (see above)."
@@ -246,35 +168,10 @@ def _conditions(verdict: Verdict) -> list[Section]:
         ["Answers", f"at most {c.max_tokens} tokens at {c.concurrency} in flight; {c.speed_max_tokens} when timed"],
         ["Date", c.date],
         *[["Environment", f"{name}={value}"] for name, value in c.env.items()],
-        *[[f"Command, {_ARMS.get(arm, arm)}", " ".join(argv)] for arm, argv in c.command.items()],
+        *[[f"Command, {ARMS.get(arm, arm)}", " ".join(argv)] for arm, argv in c.command.items()],
     ]
     hashes = [[part, digest] for part, digest in verdict.made_from.items()]
     return [
         Section(title="Conditions", blocks=[Table(header=["What", "Value"], rows=rows, prose=[1])]),
         Section(title="Made from", blocks=[Table(header=["Part", "Digest"], rows=hashes, prose=[1])]),
     ]
-
-
-def _figure(figure: Figure | None) -> str:
-    return f"{figure.value:.3f} [{figure.low:.3f}, {figure.high:.3f}]" if figure else "not measured"
-
-
-def _bound(threshold: float) -> str:
-    return f"{threshold:g}" if threshold else "-"
-
-
-def _share(share: float | None) -> str:
-    return "-" if share is None else f"{share:.0%}"
-
-
-def _gap(gap: float | None) -> str:
-    return "-" if gap is None else f"{gap:+.1%}"
-
-
-def _number(value: float | None, digits: int) -> str:
-    return "-" if value is None else f"{value:.{digits}f}"
-
-
-def _milliseconds(x: Latency) -> list[str]:
-    seconds = (x.ttft_p50, x.ttft_p99, x.gap_p50, x.gap_p99, x.per_token_p50, x.per_token_p99)
-    return [f"{1000 * s:.1f}" for s in seconds]

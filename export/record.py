@@ -18,6 +18,8 @@ from recipes.schema import Recipe
 SCHEMA = 1
 INPUTS = ("target", "prompts", "head", "checkpoint")
 """stages whose digests a record holds"""
+UNMEASURED = ("cost", "publish", "tracking")
+"""parts of a recipe that may change without another measurement"""
 CHECKPOINT = "checkpoint"
 """stands for the measured folder's path in the recorded commands"""
 _STRICT = ConfigDict(extra="forbid")
@@ -254,8 +256,8 @@ class Verdict:
 
 
 def recipe_hash(recipe: Recipe) -> str:
-    """What of the recipe a measurement stands for: all of it but where to publish and what to track."""
-    return hash_json({k: v for k, v in plain(recipe).items() if k not in ("publish", "tracking")})
+    """What of the recipe a measurement stands for: all of it but UNMEASURED."""
+    return hash_json({k: v for k, v in plain(recipe).items() if k not in UNMEASURED})
 
 
 def to_json(value: Record | Verdict) -> dict[str, Any]:

@@ -10,6 +10,7 @@ from pathlib import Path
 from recipes.estimate_files import local_file
 from recipes.estimate_rates import GIB, gpus_here, gpus_wanted, ram_bytes
 from recipes.estimate_sizes import Figures
+from recipes.price import price_faults
 from recipes.schema import Recipe
 
 ON_GPUS = ("answers", "features", "head", "record")
@@ -33,6 +34,8 @@ def preflight(recipe: Recipe, run: Path, figures: Figures, left: list[str]) -> l
         faults += _train_faults(recipe)
     if "record" in left:
         faults += [*_engine_faults(recipe), *_gate_faults(recipe, figures)]
+    if "verdict" in left:
+        faults += price_faults(recipe.cost)
     if "publication" in left:
         faults += _publish_faults(recipe)
     return list(dict.fromkeys(faults))

@@ -24,6 +24,12 @@ def target(recipe: Recipe) -> dict[str, str]:
     return {path: _file(path)} if path else {}
 
 
+def prices(recipe: Recipe) -> dict[str, str]:
+    """{cost.prices: fingerprint} of the recipe's own list prices."""
+    path = recipe.cost.prices
+    return {path: _file(path)} if path else {}
+
+
 def _file(path: str) -> str:
     """Empty where it is missing or unreadable: the stage itself says what is wrong."""
     try:

@@ -234,6 +234,22 @@ class Tracking:
 
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
+class Cost:
+    """What the measured machine costs; nothing of it is measured, so a change makes the report anew and no more."""
+
+    usd_per_hour: Annotated[float, Field(strict=True, ge=0)] = 0.0
+    """of one GPU, or of the machine where there is none; 0 = no cost is reported"""
+    gpus: Positive = 1
+    """that serve one copy of the target"""
+    source: str = ""
+    """where the price is from, and its date; shown beside it"""
+    max_token_ms: Annotated[float, Field(strict=True, ge=0)] = 0.0
+    """the p99 time per token that the service allows; loads above it are not counted; 0 = any"""
+    prices: str = ""
+    """a YAML file of list prices to set beside it; empty = the shipped one (recipes/prices/usd.yaml)"""
+
+
+@dataclass(frozen=True, kw_only=True, config=STRICT)
 class Engine:
     """How the serving engine is started, in its own environment if need be."""
 
@@ -263,6 +279,7 @@ class Recipe:
     train: Train
     export: Export = Field(default_factory=Export)
     gate: Gate
+    cost: Cost = Field(default_factory=Cost)
     publish: Publish = Field(default_factory=Publish)
     tracking: Tracking = Field(default_factory=Tracking)
     engine: Engine = Field(default_factory=Engine)

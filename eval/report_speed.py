@@ -1,0 +1,119 @@
+"""The report's sections on speed, cost and latency."""
+
+from eval import plots
+from eval.cost import served
+from eval.page import Block, Plot, Section, Table
+from eval.report_cells import ARMS, bound, figure, milliseconds, number
+from export.record import Speed, Verdict
+from recipes.price import read_prices
+from recipes.schema import Recipe, Rule
+
+
+def speed_section(speed: Speed | None, recipe: Recipe) -> Section:
+    """Rounds, loads, and greedy answers with and without the head."""
+    if speed is None:
+        return Section(title="Speed", blocks=["Not measured: the recipe has no speed rule and names no speed domain."])
+    least = recipe.gate.rules.get(speed.domain, Rule()).min_speedup
+    arms = [arm for arm in ARMS if any(arm in shown for shown in speed.rounds)]
+    rows = [
+        [f"round {i + 1}", *[number(shown.get(arm), 1) for arm in arms], number(shown.get("ratio"), 3)]
+        for i, shown in enumerate(speed.rounds)
+    ]
+    blocks: list[Block] = [
+        (
+            f"Output tokens/s on {speed.domain}, one request in flight, the arms taking turns in rounds; answers stop "
+            f"by themselves. Head / no speculation, median of the rounds: {figure(speed.speedup)} (must reach: "
+            f"{bound(least)}). The interval resamples prompts, the same in each arm and round."
+        ),
+        Table(header=["Round", *[ARMS[arm] for arm in arms], "head / none"], rows=rows),
+    ]
+    if rows and "head" in arms:
+        said = "; ".join(f"{row[0]}: {', '.join(row[1:-1])}" for row in rows)
+        blocks.append(Plot(svg=plots.rounds(speed), alt=f"Output tokens/s ({', '.join(arms)}) by round. {said}."))
+    if speed.loads:
+        blocks += _loads(speed)
+    if speed.same:
+        blocks.append(
+            f"Greedy answers equal to those without the head: {speed.same.equal} of {speed.same.answers}. Without the "
+            f"head, from round to round: {speed.same.none_equal} of {speed.same.none_answers}."
+        )
+    served = [
+        [f"{load} in flight", *[number(by_arm.get(arm), 1) for arm in ("head", "ngram")]]
+        for load, by_arm in speed.served.items()
+    ]
+    if served:
+        blocks += [
+            "While acceptance was measured, all domains together, output tokens/s:",
+            Table(header=["Load", "head", "n-gram"], rows=served),
+        ]
+    return Section(title="Speed", blocks=blocks)
+
+
+def cost_sections(speed: Speed | None, recipe: Recipe) -> list[Section]:
+    """Cost beside list prices; nothing where the recipe names no price. Raises ValueError as read_prices does."""
+    cost = recipe.cost
+    if speed is None or not cost.usd_per_hour:
+        return []
+    rows = [
+        [ARMS[x.arm], str(x.load), f"{x.tokens_per_s:.1f}", number(x.token_p99_ms, 1), f"{x.usd:.4g}"]
+        for x in served(speed, cost)
+    ]
+    allowed = f"at most {cost.max_token_ms:g} ms a token at p99" if cost.max_token_ms else "any latency"
+    text = (
+        f"{cost.gpus} x {cost.usd_per_hour:g} USD an hour ({cost.source or 'source not named'}) / output tokens/s, "
+        f"each arm at its cheapest measured load with {allowed}. The engine was this busy all the time; an idle hour "
+        "costs as much. Input and output share those seconds here, while list prices charge both."
+    )
+    prices = [[p.name, f"{p.input:g}", f"{p.output:g}", p.date, p.source] for p in read_prices(cost)]
+    return [
+        Section(
+            title="Cost of a million output tokens",
+            blocks=[
+                text if rows else f"No arm keeps to {allowed} at a measured load.",
+                Table(header=["Arm", "In flight", "tokens/s", "p99 ms a token", "USD per 1M output tokens"], rows=rows),
+                "List prices, USD per 1M tokens, as they were on their date:",
+                Table(header=["Model", "Input", "Output", "Checked", "Source"], rows=prices, prose=[4]),
+            ],
+        )
+    ]
+
+
+def _loads(speed: Speed) -> list[Block]:
+    rows = [
+        [
+            f"{load} in flight", figure(at.speedup), figure(at.p99),
+            *[number(at.throughput.get(arm), 1) for arm in ARMS],
+        ]
+        for load, at in speed.loads.items()
+    ]  # fmt: skip
+    rows = [["1 in flight", figure(speed.speedup), figure(speed.p99), *["-"] * len(ARMS)], *rows]
+    text = (
+        "With more requests in flight: what one answer gains (its tokens / its seconds, head / no speculation, median "
+        "of the rounds), the 99th percentile of an answer's seconds (head / no speculation; below 1 is better), and "
+        "the output tokens/s of all requests together."
+    )
+    return [text, Table(header=["Load", "Speed-up", "p99 ratio", *ARMS.values()], rows=rows)]
+
+
+def latency_section(verdict: Verdict) -> Section:
+    """Percentiles by traffic, load and arm."""
+    rows = [
+        [f"{name}, {verdict.conditions.concurrency} in flight", ARMS[arm], *milliseconds(figures)]
+        for name, f in verdict.domains.items()
+        for arm, figures in f.latency.items()
+    ]
+    if verdict.speed:
+        rows += [[f"{verdict.speed.domain}, 1 in flight", ARMS[arm], *milliseconds(x)]
+                 for arm, x in verdict.speed.latency.items()]  # fmt: skip
+        rows += [[f"{verdict.speed.domain}, {load} in flight", ARMS[arm], *milliseconds(x)]
+                 for load, at in verdict.speed.loads.items() for arm, x in at.latency.items()]  # fmt: skip
+    header = [
+        "Traffic",
+        "Arm",
+        *[f"{what} {p}" for what in ("first token", "gap", "per token") for p in ("p50", "p99")],
+    ]
+    text = (
+        "Milliseconds. A speculating engine answers in bursts: the gap is the wait between two chunks, of one or more "
+        "tokens; per token is decode time / tokens, what a reader of the whole answer feels."
+    )
+    return Section(title="Latency", blocks=[text, Table(header=header, rows=rows)])
