@@ -16,9 +16,10 @@ from pathlib import Path
 from typing import Any
 
 from recipes import outside, show
+from recipes.arguments import parser
 from recipes.artifact import Make, Stage, State, build, read_manifest, state
 from recipes.faults import EnvironmentFault, GateRefused
-from recipes.load import load, shipped
+from recipes.load import load
 from recipes.lock import locked
 from recipes.schema import Recipe
 
@@ -172,73 +173,15 @@ def show_plan(recipe: Recipe, run: Path, as_json: bool) -> None:
         raise ValueError(f"{len(faults)} preflight fault{'s' * (len(faults) > 1)}; mend them before `draftsmith run`")
 
 
-def check_folder(folder: str, target: str, prompts: str) -> None:
-    """Print the faults of anybody's folder, and with prompts its engine agreement. Raises ValueError on faults."""
-    validate = importlib.import_module("export.validate").validate
-    faults = validate(Path(folder), target=Path(target) if target else None, local_target=True)
-    if faults:
-        raise ValueError(
-            f"{folder} has {len(faults)} fault{'s' * (len(faults) > 1)}:\n"
-            + "\n".join(f"  {f.check}: {f.message}" for f in faults)
-        )
-    print(f"{folder}: sound")
-    if prompts:
-        if not target:
-            raise ValueError(
-                "export --check --prompts: name the target's folder too (--target), the head is served beside it"
-            )
-        found = importlib.import_module("eval.agreement").engine_agreement(Path(folder), Path(target), Path(prompts))
-        print(
-            f"engine agreement: {found['equal']} of {found['windows']} windows, "
-            f"length {found['served_length']:.3f} served, {found['replayed_length']:.3f} replayed, "
-            f"{len(found['not_ties'])} differences beyond rounding"
-        )
-
-
 def _made(folder: Path) -> dict[str, Any]:
     manifest = read_manifest(folder)
     return {k: manifest[k] for k in ("accounting", "wall_s", "finished")} if manifest else {}
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="draftsmith", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter,
-        epilog=f"Shipped recipes: {', '.join(shipped())}. `draftsmith VERB --help` says more.",
-    )  # fmt: skip
-    verbs = parser.add_subparsers(dest="verb", required=True, metavar="VERB")
-    texts = {
-        "plan": "what each stage would do and cost, before anything starts",
-        "run": "make every stage that is not done, in order",
-        "status": "each stage: done, to do or stale, and why",
-        "prepare": "target, prompts, the target's answers, tokens and draft vocabulary",
-        "capture": "the target's hidden states",
-        "train": "the head",
-        "export": "the Speculators folder; with --check FOLDER, validate anybody's",
-        "measure": "serve target and head in vLLM and keep the raw record",
-        "gate": "judge the record: exit code 2 means no",
-        "publish": "push what passed to the Hub, or to a folder laid out like it",
-    }
-    for verb, text in texts.items():
-        one = verbs.add_parser(verb, help=text, description=text)
-        nargs = "?" if verb == "export" else None
-        one.add_argument("recipe", nargs=nargs, help="a YAML file or a shipped recipe's name")
-        one.add_argument("overrides", nargs="*", metavar="key=value", help="e.g. train.tokens=100000")
-        one.add_argument("--runs", default="runs", help="where runs live (default: runs)")
-        if verb in ("plan", "status"):
-            one.add_argument("--json", action="store_true", help="for machines")
-        if verb == "run":
-            one.add_argument("--until", default="publication", choices=[*VERBS, *(s.name for s in STAGES)])
-        if verb == "export":
-            one.add_argument("--check", metavar="FOLDER", help="validate this folder instead")
-            one.add_argument("--target", default="", help="the target's folder, to compare FOLDER with")
-            one.add_argument("--prompts", default="", help="JSONL with `prompt`: serve FOLDER too, and replay it")
-    return parser
-
-
 def command(args: argparse.Namespace) -> None:
     """Do what the command line says."""
     if args.verb == "export" and args.check:
-        check_folder(args.check, args.target, args.prompts)
+        importlib.import_module("eval.agreement").check(args.check, args.target, args.prompts)
         return
     if not args.recipe:
         raise ValueError("export: name a recipe, or --check FOLDER")
@@ -279,7 +222,7 @@ def main(argv: list[str] | None = None) -> int:
 def _parse(argv: list[str] | None) -> argparse.Namespace:
     """The command line; overrides may stand before or after options. Raises ValueError where it cannot be read."""
     try:
-        args, rest = _parser().parse_known_args(argv)
+        args, rest = parser(__doc__ or "", VERBS, tuple(s.name for s in STAGES)).parse_known_args(argv)
     except SystemExit as ended:  # argparse ends with 2, which here means that the gate refused
         raise SystemExit(1 if ended.code == 2 else ended.code) from None
     strange = [word for word in rest if word.startswith("-") or "=" not in word]

@@ -20,10 +20,33 @@ from data.prompts import Prompt
 from data.sources import read
 from eval.traffic import Load, send
 from export.parity import Served, agreement
+from export.validate import validate
 from recipes.schema import Engine, Facts, Source, Target
 from train.eagle3 import Eagle3, HeadConfig
 
 _TOKENS = 128
+
+
+def check(folder: str, target: str, prompts: str) -> None:
+    """Print the faults of anybody's folder, and with prompts its engine agreement. Raises ValueError on faults."""
+    faults = validate(Path(folder), target=Path(target) if target else None, local_target=True)
+    if faults:
+        raise ValueError(
+            f"{folder} has {len(faults)} fault{'s' * (len(faults) > 1)}:\n"
+            + "\n".join(f"  {f.check}: {f.message}" for f in faults)
+        )
+    print(f"{folder}: sound")
+    if prompts:
+        if not target:
+            raise ValueError(
+                "export --check --prompts: name the target's folder too (--target), the head is served beside it"
+            )
+        found = engine_agreement(Path(folder), Path(target), Path(prompts))
+        print(
+            f"engine agreement: {found['equal']} of {found['windows']} windows, "
+            f"length {found['served_length']:.3f} served, {found['replayed_length']:.3f} replayed, "
+            f"{len(found['not_ties'])} differences beyond rounding"
+        )
 
 
 def engine_agreement(folder: Path, target: Path, prompts: Path, count: int = 16) -> dict[str, Any]:
