@@ -10,6 +10,7 @@ from eval.gate_speed import fast
 from eval.refusal import below, no
 from eval.report import write_report
 from eval.summary import findings, measured, rows_of, speed, unrepeated
+from eval.synthetic import controlled, said
 from export.record import (
     CHECKPOINT,
     INPUTS,
@@ -104,7 +105,7 @@ def judge(
         refusals += _answered(name, recipe, requests)
         refusals += _counts(name, record, requests, recipe)
         refusals += _reached(name, recipe, figures, requests)
-    refusals += [*fast(recipe, timed), *_parity(record, recipe, domains)]
+    refusals += [*fast(recipe, timed), *_parity(record, recipe, domains), *controlled(recipe, domains)]
     return Verdict(
         passed=not refusals,
         refusals=refusals,
@@ -112,7 +113,7 @@ def judge(
         domains=domains,
         speed=timed,
         conditions=record.conditions,
-        findings=findings(recipe, requests, domains, timed),
+        findings=[*said(recipe, domains), *findings(recipe, requests, domains, timed)],
     )
 
 

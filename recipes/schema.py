@@ -261,6 +261,9 @@ class Engine:
     windows: Literal["metrics", "chunks"] = "metrics"
     """where a request's windows are read: vLLM's per-request figures, or, for a vLLM without them (before 0.30), the
     sizes of the streamed chunks, which must add up to the engine's counters"""
+    synthetic_length: Annotated[float, Field(strict=True, ge=0, le=17)] = 0.0
+    """the gate's own control, on a GPU: vLLM accepts drafts at random so that the acceptance length is this; such a
+    measurement is refused, and so is a length that was not measured as it was set; 0 = no control"""
     start_timeout_s: Positive = 600
 
 
