@@ -187,7 +187,7 @@ def _counts(name: str, record: Record, requests: Sequence[Request], recipe: Reci
     """The engine's counters, and each row in itself, must tell the same story."""
     allowed = CHUNKS_TOLERANCE if recipe.engine.windows == "chunks" else {}
     refusals: list[Refusal] = []
-    for arm in ("head", "ngram"):
+    for arm in ("head", "ngram") if recipe.engine.windows == "metrics" else ("head",):
         rows = [r for r in requests if r.arm == arm and r.domain == name and not r.error]
         odd = sum(sum(r.per_step_accepted) != r.accepted or len(r.per_step_accepted) != r.drafts
                   or r.accepted > r.draft_tokens for r in rows)  # fmt: skip

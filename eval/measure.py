@@ -137,7 +137,10 @@ def preflight(recipe: Recipe, run: Path) -> None:
 
 
 def jobs(recipe: Recipe, prompts: Sequence[Prompt]) -> list[Job]:
-    """All that is asked, in order: acceptance by temperature, domain and arm, then the rounds of the speed arms."""
+    """All that is asked, in order: acceptance by temperature, domain and arm, then the rounds of the speed arms.
+
+    n-gram does not draft at each step, so chunks do not tell its windows: there it is only timed.
+    """
     gate = recipe.gate
     drafting: list[Arm] = ["head", "ngram"] if gate.ngram else ["head"]
     arms: list[Arm] = ["none", *(drafting if gate.speed_ngram else drafting[:1])]
@@ -152,7 +155,7 @@ def jobs(recipe: Recipe, prompts: Sequence[Prompt]) -> list[Job]:
         ))
         for temperature in gate.temperatures
         for name, taken in held_out.items()
-        for arm in drafting
+        for arm in (drafting if recipe.engine.windows == "metrics" else drafting[:1])
     ]  # fmt: skip
     timed = held_out.get(speed_domain(gate), [])[: gate.speed_prompts]
     for load in (1, *gate.loads) if timed else ():

@@ -135,6 +135,19 @@ def test_joined_chunks_are_asked_again_and_what_stays_joined_is_refused(run, eng
     assert any("the engine counted" in why for why in refused)
 
 
+def test_where_chunks_are_windows_ngram_is_timed_and_its_windows_are_not_asked_for(run, engines):
+    plain = recipe(**SMALL)
+    of = replace(plain, engine=replace(plain.engine, windows="chunks"))
+    assert {(j.load.phase, j.load.arm) for j in jobs(of, HELD_OUT)} == {
+        ("acceptance", "head"), ("speed", "none"), ("speed", "head"), ("speed", "ngram"),
+    }  # fmt: skip
+    engines["head"], engines["ngram"] = Engine(metrics=False), Engine(metrics=False)
+    make(of, run, run / "record.partial")
+    record, requests = finish(run)
+    assert record.counters["ngram"]["chat"].drafts and not any(r.drafts for r in requests if r.arm == "ngram")
+    assert not [r for r in judge(record, requests, of, {}, "").refusals if r.rule in ("counters", "counts")]
+
+
 def test_the_arms_take_turns(run, engines):
     make(recipe(**SMALL), run, run / "record.partial")
     record, requests = finish(run)

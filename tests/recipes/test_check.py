@@ -39,9 +39,9 @@ def test_sound_recipe_has_no_fault() -> None:
             "head.window: 3 is within train.ttt_steps 3, so late steps would see no context; set 0 (full) or more",
         ),
         (
-            {"engine__windows": "chunks"},
-            "engine.windows, gate.ngram: chunks, true; n-gram drafts in some steps only, which chunks do not show; set "
-            "gate.ngram: false",
+            {"engine__windows": "chunks", "gate__speed_ngram": False},
+            "engine.windows, gate.ngram, gate.speed_ngram: chunks, true, false; n-gram drafts in some steps only, "
+            "which chunks do not show, so it can only be timed; set gate.speed_ngram: true, or gate.ngram: false",
         ),
         ({"domains__chat__sources": []}, "domains.chat.sources: empty; name at least one source"),
         (
