@@ -151,7 +151,7 @@ def jobs(recipe: Recipe, prompts: Sequence[Prompt]) -> list[Job]:
     work = [
         _job(name, taken[: _asked(gate, arm)], Load(
             arm=arm, phase="acceptance", concurrency=gate.concurrency, temperature=temperature,
-            max_tokens=gate.max_tokens, chunk_drafts=_chunk_drafts(recipe, arm),
+            max_tokens=gate.max_tokens, **_windows(recipe, arm),
         ))
         for temperature in gate.temperatures
         for name, taken in held_out.items()
@@ -164,15 +164,18 @@ def jobs(recipe: Recipe, prompts: Sequence[Prompt]) -> list[Job]:
             work += [
                 _job(speed_domain(gate), timed, Load(
                     arm=arm, phase="speed", round=number, concurrency=load, temperature=gate.temperatures[0],
-                    max_tokens=gate.speed_max_tokens, chunk_drafts=_chunk_drafts(recipe, arm),
+                    max_tokens=gate.speed_max_tokens, **_windows(recipe, arm),
                 ))
                 for arm in (*arms[turn:], *arms[:turn])
             ]  # fmt: skip
     return work
 
 
-def _chunk_drafts(recipe: Recipe, arm: Arm) -> int:
-    return recipe.export.speculative_tokens if recipe.engine.windows == "chunks" and arm == "head" else 0
+def _windows(recipe: Recipe, arm: Arm) -> dict[str, Any]:
+    """The load's fields that say how an answer's windows are told."""
+    if recipe.engine.windows == "metrics" or arm == "none":
+        return {}
+    return {"unseen": True} if arm == "ngram" else {"chunk_drafts": recipe.export.speculative_tokens}
 
 
 def _asked(gate: Gate, arm: Arm) -> int:

@@ -51,6 +51,8 @@ class Load:
     """an answer; it may stop earlier by itself"""
     chunk_drafts: int = 0
     """draft tokens a window, where each streamed chunk is taken for a window (Engine.windows); 0 = the engine says"""
+    unseen: bool = False
+    """neither tells this arm's windows: it is only timed"""
 
 
 async def send(server: Server, prompts: Sequence[Prompt], load: Load) -> AsyncGenerator[Request, None]:
@@ -193,7 +195,7 @@ def row_from_stream(prompt: Prompt, load: Load, lines: Sequence[tuple[float, byt
     windows = _windows(events)
     if windows is None and load.chunk_drafts:
         windows = _windows_of_chunks([ids for _, ids in timed], load.chunk_drafts)
-    if windows is None and load.arm != "none":
+    if windows is None and load.arm != "none" and not load.unseen:
         return _row(prompt, load, error="no speculation figures (--per-request-spec-decode-metrics detailed)")
     gaps = [later[0] - earlier[0] for earlier, later in pairwise(timed)]
     return _row(
