@@ -45,7 +45,7 @@ STAGES = (
     Stage(name="checkpoint", verb="export", make=_from("export.speculators"), inputs=("target", "head"),
           keys=("export",)),
     Stage(name="record", verb="measure", make=_from("eval.measure"),
-          inputs=("target", "prompts", "head", "checkpoint"), keys=MEASURED),
+          inputs=("target", "prompts", "head", "checkpoint"), keys=MEASURED, outside=outside.incumbent),
     Stage(name="verdict", verb="gate", make=_from("eval.gate"),
           inputs=("target", "prompts", "head", "checkpoint", "record"), keys=(*MEASURED, "cost"),
           outside=outside.prices),

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from scipy import stats
 
 from export.record import Figure, Latency
-from export.requests import Request
+from export.requests import ARMS, Request
 
 Reals = NDArray[np.float64]
 
@@ -48,6 +48,27 @@ def tokens_per_step(rows: Sequence[Request], bootstrap: Bootstrap) -> Figure | N
     Slightly high: what the engine accepted beyond an answer's end is no output, at most one window a request.
     """
     return ratio([r.output_tokens for r in rows], [r.output_tokens - r.accepted for r in rows], bootstrap)
+
+
+def length_difference(rows: Sequence[Request], others: Sequence[Request], bootstrap: Bootstrap) -> Figure | None:
+    """Pooled acceptance length of `rows` less that of `others`, over the prompts that both answered.
+
+    The interval resamples prompts, the same ones on both sides. None where either verified no window on them.
+    """
+    mine, theirs = ({r.prompt_id: r for r in side} for side in (rows, others))
+    shared = sorted(mine.keys() & theirs.keys())
+    table = np.array(
+        [[side[prompt].accepted, side[prompt].drafts] for side in (mine, theirs) for prompt in shared], dtype=np.float64
+    ).reshape(2, len(shared), 2)
+    if not len(shared) or not (table[:, :, 1].sum(axis=1) > 0).all():
+        return None
+    sums = _weights(len(shared), bootstrap.samples, bootstrap.seed) @ table  # [side, resample, (accepted, drafts)]
+    with np.errstate(divide="ignore", invalid="ignore"):
+        lengths = sums[:, :, 0] / sums[:, :, 1]
+    replicates = lengths[0] - lengths[1]
+    low, high = interval(replicates[np.isfinite(replicates)], len(shared), bootstrap.confidence)
+    (own, other) = table[:, :, 0].sum(axis=1) / table[:, :, 1].sum(axis=1)
+    return Figure(value=float(own - other), low=low, high=high, n=len(shared))
 
 
 def ratio(
@@ -98,24 +119,26 @@ def without_last_window(rows: Iterable[Request]) -> float | None:
     return 1 + sum(sum(w) for w in whole) / windows if windows else None
 
 
-def speedup(rows: Sequence[Request], bootstrap: Bootstrap) -> tuple[Figure | None, list[dict[str, float]]]:
-    """Median over rounds of head / none in output tokens/s, and each round's tokens/s by arm with its ratio.
+def speedup(
+    rows: Sequence[Request], bootstrap: Bootstrap, *, over: str = "none"
+) -> tuple[Figure | None, list[dict[str, float]]]:
+    """Median over rounds of head / `over` in output tokens/s, and each round's tokens/s by arm with its ratio.
 
     The interval resamples prompts, the same ones in each arm and round: the arms are paired, and rounds ask the same
     prompts again, so they are no further sample of the traffic. None where an arm is missing.
     """
     table = _speed_table(rows)
     rounds = sorted({number for number, _ in table})
-    arms = [arm for arm in ("none", "head", "ngram") if all((number, arm) in table for number in rounds)]
+    arms = [arm for arm in ARMS if all((number, arm) in table for number in rounds)]
     shown = [{arm: _rate(table[number, arm]) for arm in arms} for number in rounds]
-    if not rounds or "none" not in arms or "head" not in arms:
+    if not rounds or over not in arms or "head" not in arms:
         return None, shown
     n = len(table[rounds[0], "head"])
     weights = _weights(n, bootstrap.samples, bootstrap.seed)
     replicates = np.median(
-        [_rates(table[i, "head"], weights) / _rates(table[i, "none"], weights) for i in rounds], axis=0
+        [_rates(table[i, "head"], weights) / _rates(table[i, over], weights) for i in rounds], axis=0
     )
-    shown = [{**by_arm, "ratio": by_arm["head"] / by_arm["none"]} for by_arm in shown]
+    shown = [{**by_arm, "ratio": by_arm["head"] / by_arm[over]} for by_arm in shown]
     low, high = interval(replicates, n, bootstrap.confidence)
     return Figure(value=float(np.median([s["ratio"] for s in shown])), low=low, high=high, n=n), shown
 

@@ -11,9 +11,8 @@ from dataclasses import dataclass
 from typing import Any, cast
 
 from export.record import Speed
+from export.requests import ARMS
 from recipes.schema import Cost
-
-_ARMS = ("none", "head", "ngram")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,7 +31,7 @@ class Served:
 def served(speed: Speed, cost: Cost) -> list[Served]:
     """Each arm at its cheapest allowed load; an arm that is over cost.max_token_ms at every load is left out."""
     found: list[Served] = []
-    for arm in _ARMS:
+    for arm in ARMS:
         loads = {load: at for load, at in _loads(speed, arm).items() if _allowed(at[1], cost.max_token_ms)}
         if not loads:
             continue

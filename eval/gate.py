@@ -5,14 +5,17 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
 
+from eval.arms import asked_arms
 from eval.conditions import speculative_settings
 from eval.gate_speed import fast
+from eval.incumbent import kept_up
 from eval.refusal import below, no
 from eval.report import write_report
 from eval.summary import findings, measured, rows_of, speed, unrepeated
 from eval.synthetic import controlled, said
 from export.record import (
     CHECKPOINT,
+    INCUMBENT,
     INPUTS,
     UNMEASURED,
     Measured,
@@ -106,6 +109,7 @@ def judge(
         refusals += _counts(name, record, requests, recipe)
         refusals += _reached(name, recipe, figures, requests)
     refusals += [*fast(recipe, timed), *_parity(record, recipe, domains), *controlled(recipe, domains)]
+    refusals += kept_up(recipe, domains)
     return Verdict(
         passed=not refusals,
         refusals=refusals,
@@ -145,9 +149,12 @@ def _speculation(record: Record, recipe: Recipe) -> list[Refusal]:
         if method != "standard":
             why = f"{where}: rejection sampler {method!r}, only 'standard' measures acceptance"
             refusals.append(no("rejection_sampler", why))
-    drafting = speculative_settings(record.conditions.command.get("head", []))
-    if drafting.get("model") != CHECKPOINT or "method" not in drafting:
-        refusals.append(no("speculation", "the head's server was not started with the run's checkpoint"))
+    heads = {"head": CHECKPOINT, "incumbent": INCUMBENT} if recipe.gate.incumbent else {"head": CHECKPOINT}
+    for arm, folder in heads.items():
+        drafting = speculative_settings(record.conditions.command.get(arm, []))
+        if drafting.get("model") != folder or "method" not in drafting:
+            which = "the run's checkpoint" if arm == "head" else "gate.incumbent"
+            refusals.append(no("speculation", f"the {arm}'s server was not started with {which}"))
     return refusals
 
 
@@ -187,7 +194,7 @@ def _counts(name: str, record: Record, requests: Sequence[Request], recipe: Reci
     """The engine's counters, and each row in itself, must tell the same story."""
     allowed = CHUNKS_TOLERANCE if recipe.engine.windows == "chunks" else {}
     refusals: list[Refusal] = []
-    for arm in ("head", "ngram") if recipe.engine.windows == "metrics" else ("head",):
+    for arm in asked_arms(recipe):
         rows = [r for r in requests if r.arm == arm and r.domain == name and not r.error]
         odd = sum(sum(r.per_step_accepted) != r.accepted or len(r.per_step_accepted) != r.drafts
                   or r.accepted > r.draft_tokens for r in rows)  # fmt: skip

@@ -6,9 +6,7 @@ from collections.abc import Sequence
 
 from eval.acceptance import Bootstrap, latency, p99_ratio, speedup
 from export.record import Batch, Figure, Latency, Loaded, Same
-from export.requests import Request
-
-_ARMS = ("none", "head", "ngram")
+from export.requests import ARMS, Request
 
 
 def loaded(rows: Sequence[Request], batches: Sequence[Batch], bootstrap: Bootstrap) -> Loaded:
@@ -18,19 +16,26 @@ def loaded(rows: Sequence[Request], batches: Sequence[Batch], bootstrap: Bootstr
     rates = {
         arm: [b.output_tokens / b.seconds for b in batches
               if (b.phase, b.arm, b.concurrency) == ("speed", arm, load) and b.seconds > 0]
-        for arm in _ARMS
+        for arm in ARMS
     }  # fmt: skip
     return Loaded(
         speedup=sound(figure),
         p99=sound(p99_ratio(rows, bootstrap)),
+        beside=beside(rows, bootstrap),
         throughput={arm: statistics.median(found) for arm, found in rates.items() if found},
         latency=latencies(rows),
     )
 
 
+def beside(rows: Sequence[Request], bootstrap: Bootstrap) -> dict[str, Figure]:
+    """The head's speed-up over each other drafting arm that was timed."""
+    found = {arm: sound(speedup(rows, bootstrap, over=arm)[0]) for arm in ("incumbent", "ngram")}
+    return {arm: figure for arm, figure in found.items() if figure}
+
+
 def latencies(rows: Sequence[Request]) -> dict[str, Latency]:
     """Percentiles of each arm that has any."""
-    found = {arm: latency([r for r in rows if r.arm == arm]) for arm in _ARMS}
+    found = {arm: latency([r for r in rows if r.arm == arm]) for arm in ARMS}
     return {arm: figures for arm, figures in found.items() if figures}
 
 

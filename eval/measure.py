@@ -1,8 +1,9 @@
 """Serve each arm, send the traffic, keep the raw record.
 
-Arms: none (no speculation), head, ngram; their servers are up side by side, one is asked at a time. First acceptance on
-each measured domain (head, ngram; without speculation a step gives one token by definition), then speed on one domain,
-one request in flight and then gate.loads, the arms taking turns in rounds. Answers stop by themselves or at the cap.
+Arms: none (no speculation), head, incumbent, ngram (eval.arms); their servers are up side by side, one is asked at a
+time. First acceptance on each measured domain (without speculation a step gives one token by definition), then speed on
+one domain, one request in flight and then gate.loads, the arms taking turns in rounds. Answers stop by themselves or at
+the cap.
 Prefix caching is off: rounds ask the same prompts again, and the arm that asks second must not find them cached.
 """
 
@@ -23,20 +24,32 @@ from tqdm import tqdm
 from data.engine import Server, on_gpu, serving
 from data.prompts import Prompt, read_prompts
 from data.target import served_path
+from eval.arms import asked_arms, checkpoint, options, timed_arms
 from eval.conditions import describe, speculative_settings
+from eval.incumbent import identity, incumbent_folder
 from eval.ledger import Job, Session, add_row, assemble, begin, end, read, remaining
 from eval.summary import speed_domain
-from eval.synthetic import synthetic, synthetic_faults
+from eval.synthetic import synthetic_faults
 from eval.traffic import Load, difference, read_counters, send
 from export.parity import Served, parity
-from export.record import CHECKPOINT, INPUTS, Batch, Counters, Parity, Record, Simulated, recipe_hash, write_record
+from export.record import (
+    CHECKPOINT,
+    INCUMBENT,
+    INPUTS,
+    Batch,
+    Counters,
+    Parity,
+    Record,
+    Simulated,
+    recipe_hash,
+    write_record,
+)
 from export.requests import Arm, Request, write_requests
 from recipes.artifact import digest, write_bytes
 from recipes.faults import EnvironmentFault, GateRefused
 from recipes.price import price_faults
 from recipes.schema import Engine, Gate, Recipe
 
-NGRAM = {"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_max": 4, "prompt_lookup_min": 2}
 _WARM_UP_TOKENS = 16
 _ATTEMPTS = 4
 """at a job whose chunks must be windows"""
@@ -129,7 +142,11 @@ def preflight(recipe: Recipe, run: Path) -> None:
         for name, rule in gate.rules.items()
         if rule.on_speed and name != domain
     ]
-    missing = [name for name in ("config.json", "model.safetensors") if not (_checkpoint(run) / name).is_file()]
+    try:
+        incumbent_folder(recipe)
+    except ValueError as error:
+        faults.append(str(error))
+    missing = [name for name in ("config.json", "model.safetensors") if not (checkpoint(run) / name).is_file()]
     if missing:
         faults.append(f"{run.name}/checkpoint: {', '.join(missing)} missing; run `draftsmith export` first")
     if faults:
@@ -137,13 +154,8 @@ def preflight(recipe: Recipe, run: Path) -> None:
 
 
 def jobs(recipe: Recipe, prompts: Sequence[Prompt]) -> list[Job]:
-    """All that is asked, in order: acceptance by temperature, domain and arm, then the rounds of the speed arms.
-
-    n-gram does not draft at each step, so chunks do not tell its windows: there it is only timed.
-    """
-    gate = recipe.gate
-    drafting: list[Arm] = ["head", "ngram"] if gate.ngram else ["head"]
-    arms: list[Arm] = ["none", *(drafting if gate.speed_ngram else drafting[:1])]
+    """All that is asked, in order: acceptance by temperature, domain and arm, then the rounds of the speed arms."""
+    gate, arms = recipe.gate, timed_arms(recipe)
     held_out: dict[str, list[Prompt]] = {name: [] for name, domain in recipe.domains.items() if domain.held_out}
     for prompt in prompts:
         if prompt.split == "held_out" and prompt.domain in held_out:
@@ -155,7 +167,7 @@ def jobs(recipe: Recipe, prompts: Sequence[Prompt]) -> list[Job]:
         ))
         for temperature in gate.temperatures
         for name, taken in held_out.items()
-        for arm in (drafting if recipe.engine.windows == "metrics" else drafting[:1])
+        for arm in asked_arms(recipe)
     ]  # fmt: skip
     timed = held_out.get(speed_domain(gate), [])[: gate.speed_prompts]
     for load in (1, *gate.loads) if timed else ():
@@ -190,23 +202,13 @@ def _job(domain: str, prompts: Sequence[Prompt], load: Load) -> Job:
     return Job(key=key, domain=domain, prompts=tuple(prompts), load=load)
 
 
-def options(recipe: Recipe, run: Path, arm: Arm) -> list[str]:
-    """Engine options that make a server this arm."""
-    if arm == "none":
-        return ["--no-enable-prefix-caching"]
-    tokens = recipe.export.speculative_tokens
-    head: dict[str, Any] = {"model": str(_checkpoint(run)), "method": "eagle3", "num_speculative_tokens": tokens}
-    head |= synthetic(recipe.engine)
-    config = json.dumps(head if arm == "head" else NGRAM)
-    metrics = ("--per-request-spec-decode-metrics", "detailed") if recipe.engine.windows == "metrics" else ()
-    return ["--no-enable-prefix-caching", "--speculative-config", config, *metrics]
-
-
 def _measure(recipe: Recipe, run: Path, work: Sequence[Job], ledger: Path) -> None:
     arms: list[Arm] = sorted({job.load.arm for job in work})
     with _servers(recipe, run, arms, ledger.parent) as servers:
-        names = {str(served_path(run)): recipe.target.id, str(_checkpoint(run)): CHECKPOINT, sys.executable: "{python}"}
-        now = describe(recipe, names, servers)
+        names = {str(served_path(run)): recipe.target.id, str(checkpoint(run)): CHECKPOINT, sys.executable: "{python}"}
+        other = incumbent_folder(recipe)
+        names |= {str(other): INCUMBENT} if other else {}
+        now = replace(describe(recipe, names, servers), incumbent=identity(recipe, other) if other else "")
         sessions = read(ledger)
         if sessions and replace(sessions[-1].conditions, date=now.date) != now:
             ledger.unlink()  # measured elsewhere or otherwise: rows of two kinds make no record
@@ -273,11 +275,6 @@ async def _ask_all(
                 bar.update()
     seconds = time.perf_counter() - started
     return rows, seconds, difference(await read_counters(server), before)
-
-
-def _checkpoint(run: Path) -> Path:
-    """The Speculators folder that the head's server loads, absolute."""
-    return (run / "checkpoint").resolve()
 
 
 def _on_cpu(engine: Engine) -> bool:

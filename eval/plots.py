@@ -13,7 +13,7 @@ from recipes.schema import Rule
 
 _INK = "#010203"  # stands for currentColor, which matplotlib does not know
 _COLOURS = ("#3b82d6", "#d9730d", "#2a9d6f", "#b05fc2", "#8a8f98")
-_ARMS = {"none": ("no speculation", 4), "head": ("head", 0), "ngram": ("n-gram", 1)}
+_ARMS = {"none": ("no speculation", 4), "head": ("head", 0), "incumbent": ("incumbent", 2), "ngram": ("n-gram", 1)}
 _MARKS = ("o", "s", "^", "D", "v")
 _SETTINGS = {
     "svg.fonttype": "none", "svg.hashsalt": "draftsmith", "font.family": "sans-serif", "font.size": 9,

@@ -27,6 +27,7 @@ def page_of(verdict: Verdict, recipe: Recipe) -> Page:
         _acceptance(verdict.domains, recipe),
         _positions(verdict.domains),
         _arms(verdict.domains),
+        *_incumbent(verdict, recipe),
         speed_section(verdict.speed, recipe),
         *cost_sections(verdict.speed, recipe),
         latency_section(verdict),
@@ -115,8 +116,9 @@ def _positions(domains: Mapping[str, Measured]) -> Section:
 
 
 def _arms(domains: Mapping[str, Measured]) -> Section:
+    known = [arm for arm in ARMS if arm != "incumbent" or any(f.over_incumbent for f in domains.values())]
     rows = [
-        [name, f"{f.tokens_per_step.none:.0f}", figure(f.tokens_per_step.head), figure(f.tokens_per_step.ngram)]
+        [name, *["1" if arm == "none" else figure(getattr(f.tokens_per_step, arm)) for arm in known]]
         for name, f in domains.items()
     ]
     text = (
@@ -124,7 +126,27 @@ def _arms(domains: Mapping[str, Measured]) -> Section:
         "finds a match, so its own acceptance length counts nothing else. Slightly high for all, since tokens accepted "
         "beyond an answer's end are no output."
     )
-    return Section(title="Beside n-gram", blocks=[text, Table(header=["Domain", *ARMS.values()], rows=rows)])
+    return Section(
+        title="Beside the other arms", blocks=[text, Table(header=["Domain", *[ARMS[arm] for arm in known]], rows=rows)]
+    )
+
+
+def _incumbent(verdict: Verdict, recipe: Recipe) -> list[Section]:
+    """Whether the head is worse than the one now published; nothing where none was set beside it."""
+    if not recipe.gate.incumbent:
+        return []
+    rows: list[list[str]] = []
+    for name, f in verdict.domains.items():
+        most = recipe.gate.rules.get(name, Rule()).max_below_incumbent
+        rows += [[name, f"T={t}", figure(d), "-" if most is None else f"{-most:g}", str(d.n if d else 0)]
+                 for t, d in f.over_incumbent.items()]  # fmt: skip
+    text = (
+        f"Acceptance length of the head less that of the incumbent ({verdict.conditions.incumbent}), pooled over the "
+        f"prompts that both answered; above 0 the new head is better. The interval ({recipe.gate.confidence:.0%}) "
+        "resamples prompts, the same for both; its lower end must reach the bound."
+    )
+    header = ["Domain", "Temperature", "Head - incumbent", "must reach", "Prompts"]
+    return [Section(title="Beside the head now published", blocks=[text, Table(header=header, rows=rows)])]
 
 
 def _simulated(domains: Mapping[str, Measured]) -> Section:

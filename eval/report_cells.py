@@ -2,7 +2,7 @@
 
 from export.record import Figure, Latency
 
-ARMS = {"none": "no speculation", "head": "head", "ngram": "n-gram"}
+ARMS = {"none": "no speculation", "head": "head", "incumbent": "incumbent", "ngram": "n-gram"}
 
 
 def figure(figure: Figure | None) -> str:

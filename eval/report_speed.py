@@ -32,19 +32,20 @@ def speed_section(speed: Speed | None, recipe: Recipe) -> Section:
         blocks.append(Plot(svg=plots.rounds(speed), alt=f"Output tokens/s ({', '.join(arms)}) by round. {said}."))
     if speed.loads:
         blocks += _loads(speed)
+    blocks += _beside(speed)
     if speed.same:
         blocks.append(
             f"Greedy answers equal to those without the head: {speed.same.equal} of {speed.same.answers}. Without the "
             f"head, from round to round: {speed.same.none_equal} of {speed.same.none_answers}."
         )
+    asked = [arm for arm in ARMS if any(arm in by_arm for by_arm in speed.served.values())]
     served = [
-        [f"{load} in flight", *[number(by_arm.get(arm), 1) for arm in ("head", "ngram")]]
-        for load, by_arm in speed.served.items()
+        [f"{load} in flight", *[number(by_arm.get(arm), 1) for arm in asked]] for load, by_arm in speed.served.items()
     ]
     if served:
         blocks += [
             "While acceptance was measured, all domains together, output tokens/s:",
-            Table(header=["Load", "head", "n-gram"], rows=served),
+            Table(header=["Load", *[ARMS[arm] for arm in asked]], rows=served),
         ]
     return Section(title="Speed", blocks=blocks)
 
@@ -78,21 +79,33 @@ def cost_sections(speed: Speed | None, recipe: Recipe) -> list[Section]:
     ]
 
 
+def _beside(speed: Speed) -> list[Block]:
+    """The head against the other arms that draft."""
+    by_load = {"1": speed.beside, **{load: at.beside for load, at in speed.loads.items()}}
+    arms = [arm for arm in ARMS if any(arm in figures for figures in by_load.values())]
+    if not arms:
+        return []
+    rows = [[f"{load} in flight", *[figure(x.get(arm)) for arm in arms]] for load, x in by_load.items()]
+    text = "The head's output tokens/s an answer against the other ways to draft (above 1: the head is faster)."
+    return [text, Table(header=["Load", *[f"head / {ARMS[arm]}" for arm in arms]], rows=rows)]
+
+
 def _loads(speed: Speed) -> list[Block]:
+    arms = [arm for arm in ARMS if any(arm in at.throughput for at in speed.loads.values())]
     rows = [
         [
             f"{load} in flight", figure(at.speedup), figure(at.p99),
-            *[number(at.throughput.get(arm), 1) for arm in ARMS],
+            *[number(at.throughput.get(arm), 1) for arm in arms],
         ]
         for load, at in speed.loads.items()
     ]  # fmt: skip
-    rows = [["1 in flight", figure(speed.speedup), figure(speed.p99), *["-"] * len(ARMS)], *rows]
+    rows = [["1 in flight", figure(speed.speedup), figure(speed.p99), *["-"] * len(arms)], *rows]
     text = (
         "With more requests in flight: what one answer gains (its tokens / its seconds, head / no speculation, median "
         "of the rounds), the 99th percentile of an answer's seconds (head / no speculation; below 1 is better), and "
         "the output tokens/s of all requests together."
     )
-    return [text, Table(header=["Load", "Speed-up", "p99 ratio", *ARMS.values()], rows=rows)]
+    return [text, Table(header=["Load", "Speed-up", "p99 ratio", *[ARMS[arm] for arm in arms]], rows=rows)]
 
 
 def latency_section(verdict: Verdict) -> Section:

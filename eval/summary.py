@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 
 from eval.acceptance import (
     Bootstrap,
+    length_difference,
     p99_ratio,
     per_position,
     pooled_length,
@@ -14,8 +15,8 @@ from eval.acceptance import (
     tokens_per_step,
     without_last_window,
 )
-from eval.loads import latencies, loaded, same, sound
-from export.record import Measured, Record, Speed, Steps
+from eval.loads import beside, latencies, loaded, same, sound
+from export.record import Figure, Measured, Record, Speed, Steps
 from export.requests import Request
 from recipes.schema import Gate, Recipe
 
@@ -49,6 +50,7 @@ def measured(name: str, recipe: Recipe, record: Record, requests: Sequence[Reque
     bootstrap, temperatures = bootstrap_of(recipe.gate), recipe.gate.temperatures
     rows = rows_of(requests, "head", name, temperatures[0])
     ngram = rows_of(requests, "ngram", name, temperatures[0])
+    other = rows_of(requests, "incumbent", name, temperatures[0])
     acceptance = sound(pooled_length(rows, bootstrap))
     simulated = record.simulated.get(name)
     length = simulated.length if simulated and math.isfinite(simulated.length) else None
@@ -61,16 +63,32 @@ def measured(name: str, recipe: Recipe, record: Record, requests: Sequence[Reque
         repeated_share=sum(r.repeated_4gram for r in rows) / len(rows) if rows else None,
         per_position=per_position(rows, record.conditions.speculative_tokens),
         tokens_per_step=Steps(
-            head=sound(tokens_per_step(rows, bootstrap)), ngram=sound(tokens_per_step(ngram, bootstrap))
+            head=sound(tokens_per_step(rows, bootstrap)),
+            ngram=sound(tokens_per_step(ngram, bootstrap)),
+            incumbent=sound(tokens_per_step(other, bootstrap)),
         ),
         simulated=length,
         simulated_gap=length / acceptance.value - 1 if length and acceptance else None,
         parity=parity if parity and math.isfinite(parity.replayed_length + parity.served_length) else None,
-        latency=latencies([*rows, *ngram]),
+        latency=latencies([*rows, *other, *ngram]),
         temperatures={
             f"{t:g}": sound(pooled_length(rows_of(requests, "head", name, t), bootstrap)) for t in temperatures[1:]
         },
+        over_incumbent=_over_incumbent(name, recipe.gate, requests),
     )
+
+
+def _over_incumbent(name: str, gate: Gate, requests: Sequence[Request]) -> dict[str, Figure | None]:
+    if not gate.incumbent:
+        return {}
+    return {
+        f"{t:g}": sound(
+            length_difference(
+                rows_of(requests, "head", name, t), rows_of(requests, "incumbent", name, t), bootstrap_of(gate)
+            )
+        )
+        for t in gate.temperatures
+    }
 
 
 def speed(recipe: Recipe, record: Record, requests: Sequence[Request]) -> Speed | None:
@@ -98,6 +116,7 @@ def speed(recipe: Recipe, record: Record, requests: Sequence[Request]) -> Speed 
         },
         latency=latencies(rows),
         p99=sound(p99_ratio(rows, bootstrap)),
+        beside=beside(rows, bootstrap),
         loads={
             str(load): loaded([r for r in every if r.concurrency == load], record.speed, bootstrap)
             for load in recipe.gate.loads

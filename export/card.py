@@ -131,7 +131,14 @@ def _acceptance(verdict: Verdict, recipe: dict[str, Any]) -> str:
         "a match, so compare the two by tokens a step. Simulated is training's own figure, on held-out features.\n\n"
     )
     also = "\n" + table(["domain", "temperature", "acceptance length"], further) if further else ""
-    return text + table(head, rows) + also
+    return text + table(head, rows) + also + _incumbent(verdict)
+
+
+def _incumbent(verdict: Verdict) -> str:
+    """The head beside the one that was published before it; empty where none was measured."""
+    rows = [[name, t, figure(d)] for name, m in verdict.domains.items() for t, d in m.over_incumbent.items()]
+    said = f"\nBeside the head before it ({cell(verdict.conditions.incumbent)}), on the same prompts:\n\n"
+    return said + table(["domain", "temperature", "acceptance length, more than it"], rows) if rows else ""
 
 
 def _agreement(verdict: Verdict) -> str:

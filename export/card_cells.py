@@ -2,7 +2,7 @@
 
 from export.record import Figure
 
-ARMS = {"none": "no speculation", "head": "this head", "ngram": "n-gram"}
+ARMS = {"none": "no speculation", "head": "this head", "incumbent": "the head before it", "ngram": "n-gram"}
 Table = list[list[str]]
 
 

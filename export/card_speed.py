@@ -9,7 +9,9 @@ def speed(verdict: Verdict) -> str:
     timed = verdict.speed
     if timed is None:
         return "Speed against no speculation was not measured.\n"
-    arms = [arm for arm in ARMS if any(arm in shown for shown in timed.rounds)]
+    shown_arms = [*timed.rounds, *timed.served.values(), *(at.throughput for at in timed.loads.values())]
+    every = [arm for arm in ARMS if any(arm in shown for shown in shown_arms)]
+    arms = [arm for arm in every if any(arm in shown for shown in timed.rounds)]
     rows = [[str(i + 1), *[number(shown.get(arm), 1) for arm in arms], number(shown.get("ratio"))]
             for i, shown in enumerate(timed.rounds)]  # fmt: skip
     text = (
@@ -21,19 +23,19 @@ def speed(verdict: Verdict) -> str:
         latency.per_token_p99)]] for arm, latency in timed.latency.items()]  # fmt: skip
     names = ["arm, ms", "first token p50", "p99", "gap p50", "p99", "per token p50", "p99"]
     loads = [
-        [f"{load} in flight", figure(at.speedup), figure(at.p99), *[number(at.throughput.get(arm), 1) for arm in ARMS]]
+        [f"{load} in flight", figure(at.speedup), figure(at.p99), *[number(at.throughput.get(arm), 1) for arm in every]]
         for load, at in timed.loads.items()
     ]
     loaded = [
         "load",
         "speed-up of an answer",
         "p99 of its seconds, ratio",
-        *[f"{arm}, tokens/s" for arm in ARMS.values()],
+        *[f"{ARMS[arm]}, tokens/s" for arm in every],
     ]
     same = timed.same
     equal = f"\nGreedy answers equal to those without the head: {same.equal} of {same.answers}.\n" if same else ""
     served = [
-        [concurrency, *[number(by_arm.get(arm), 1) for arm in ARMS]] for concurrency, by_arm in timed.served.items()
+        [concurrency, *[number(by_arm.get(arm), 1) for arm in every]] for concurrency, by_arm in timed.served.items()
     ]
     return (
         text
@@ -41,7 +43,7 @@ def speed(verdict: Verdict) -> str:
         + (f"\n{table(names, latencies)}" if latencies else "")
         + (f"\n{table(loaded, loads)}" if loads else "")
         + equal
-        + (f"\n{table(['concurrency, tokens/s', *ARMS.values()], served)}" if served else "")
+        + (f"\n{table(['concurrency, tokens/s', *[ARMS[arm] for arm in every]], served)}" if served else "")
     )
 
 

@@ -20,8 +20,8 @@ INPUTS = ("target", "prompts", "head", "checkpoint")
 """stages whose digests a record holds"""
 UNMEASURED = ("cost", "publish", "tracking")
 """parts of a recipe that may change without another measurement"""
-CHECKPOINT = "checkpoint"
-"""stands for the measured folder's path in the recorded commands"""
+CHECKPOINT, INCUMBENT = "checkpoint", "incumbent"
+"""stand for the measured folders' paths in the recorded commands"""
 _STRICT = ConfigDict(extra="forbid")
 _Form = TypeVar("_Form")
 
@@ -56,6 +56,8 @@ class Conditions:
     rejection_sample_method: str
     draft_sample_method: str
     temperatures: list[float]
+    incumbent: str = ""
+    """the head now published, name and hash; empty = none was set beside this one"""
     date: str
     """UTC, ISO 8601"""
 
@@ -150,10 +152,11 @@ class Latency:
 
 @dataclass(frozen=True, kw_only=True, config=_STRICT)
 class Steps:
-    """Tokens a target step, by arm: the one figure that compares the head with n-gram."""
+    """Tokens a target step, by arm: the one figure that compares the head with n-gram and with another head."""
 
     head: Figure | None
     ngram: Figure | None
+    incumbent: Figure | None = None
     none: float = 1.0
 
 
@@ -178,6 +181,8 @@ class Measured:
     latency: dict[str, Latency]
     temperatures: dict[str, Figure | None] = Field(default_factory=dict[str, Figure | None])
     """acceptance at the recipe's further temperatures"""
+    over_incumbent: dict[str, Figure | None] = Field(default_factory=dict[str, Figure | None])
+    """temperature -> acceptance length less the incumbent's, same prompts; empty without an incumbent"""
 
 
 @dataclass(frozen=True, kw_only=True, config=_STRICT)
@@ -188,6 +193,8 @@ class Loaded:
     """an answer's output tokens / its seconds, head / none, median of the rounds"""
     p99: Figure | None
     """p99 of an answer's seconds, head / none"""
+    beside: dict[str, Figure] = Field(default_factory=dict[str, Figure])
+    """further arm -> the same, head / that arm"""
     throughput: dict[str, float]
     """arm -> output tokens/s of all requests together, median of the rounds"""
     latency: dict[str, Latency]
@@ -223,6 +230,8 @@ class Speed:
     """p99 of an answer's seconds, head / none"""
     loads: dict[str, Loaded] = Field(default_factory=dict[str, Loaded])
     """by requests in flight"""
+    beside: dict[str, Figure] = Field(default_factory=dict[str, Figure])
+    """further arm -> speed-up over it instead of over no speculation"""
     same: Same | None = None
     """None where the arms were not timed at T=0"""
 

@@ -11,8 +11,10 @@ from pydantic.dataclasses import dataclass
 
 from recipes.artifact import write_bytes
 
-Arm = Literal["none", "head", "ngram"]
+Arm = Literal["none", "head", "incumbent", "ngram"]
 Phase = Literal["acceptance", "speed"]
+ARMS: tuple[Arm, ...] = ("none", "head", "incumbent", "ngram")
+"""in the order in which they are shown"""
 
 
 @dataclass(frozen=True, kw_only=True, config=ConfigDict(extra="forbid"))

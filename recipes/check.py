@@ -119,6 +119,17 @@ def _gate_faults(recipe: Recipe) -> list[str]:
             faults.append(f"gate.rules.{name}: missing; {name} is held out, so give it a rule ({{}} only reports)")
     if not any(r.min_acceptance > 1 for r in gate.rules.values()):
         faults.append("gate.rules: no domain has min_acceptance above 1, so the gate could not say no")
+    compared = [name for name, rule in gate.rules.items() if rule.max_below_incumbent is not None]
+    if compared and not gate.incumbent:
+        faults.append(
+            f"gate.rules.{compared[0]}.max_below_incumbent: set, but gate.incumbent names no head; name one, or take "
+            "the rule out"
+        )
+    if gate.incumbent and not compared:
+        faults.append(
+            f"gate.incumbent: {gate.incumbent}, but no rule compares with it, so a worse head would pass; set "
+            "gate.rules.NAME.max_below_incumbent, e.g. 0.05"
+        )
     if gate.speed_domain and gate.speed_domain not in recipe.domains:
         faults.append(f"gate.speed_domain: {gate.speed_domain!r} is no domain; allowed: {', '.join(recipe.domains)}")
     for name, rule in gate.rules.items():

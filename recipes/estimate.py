@@ -252,29 +252,29 @@ def _checkpoint(recipe: Recipe, rates: Rates) -> dict[str, float]:
 
 
 def _record(recipe: Recipe, rates: Rates) -> dict[str, float]:
-    """Acceptance on every domain with the head and n-gram, then rounds at each load with none, head and n-gram."""
+    """Acceptance on every domain with each arm that drafts, then rounds at each load with all arms."""
     gate, k = recipe.gate, recipe.export.speculative_tokens
     prompts = sum(min(gate.prompts, d.held_out) for d in recipe.domains.values())
     few = gate.ngram_prompts or gate.prompts
     answer = answer_length(recipe, gate.max_tokens) * len(gate.temperatures)
-    asked = prompts * answer
+    asked, heads = prompts * answer, 2 if gate.incumbent else 1
     by_ngram = sum(min(gate.prompts, few, d.held_out) for d in recipe.domains.values()) * answer
     timed = gate.speed_rounds * gate.speed_prompts * answer_length(recipe, gate.speed_max_tokens)
     together, seconds = min(gate.concurrency, rates.in_flight), 0.0
-    arms_asked = [(k, asked, True), (3, by_ngram, gate.speed_ngram)] if gate.ngram else [(k, asked, True)]
+    arms_asked = [(k, asked, True)] * heads + [(3, by_ngram, gate.speed_ngram)] * gate.ngram
     for drafted, tokens, timed_too in arms_asked:
         step = decoding_seconds(recipe, rates, in_flight=together, drafted=drafted)
         seconds += tokens / EXPECTED_LENGTH / together * step
         if timed_too:
             seconds += timed / EXPECTED_LENGTH * _each_load(recipe, rates, drafted)
     seconds += timed * _each_load(recipe, rates, 0)
-    arms = 3 if gate.ngram else 2
+    arms = 1 + len(arms_asked)
     # Side by side; on a CPU each further one adds a quarter (3 take 52 s where 1 takes 35).
     starts = rates.engine_start_s * (1 if rates.devices else 1 + 0.25 * (arms - 1))
     read = asked + prompts * PROMPT_TOKENS
     replay = rates.process_s + read * 2e9 * recipe.target.facts.active_params_b / rates.capture_flops
     rounds = timed * (1 + len(gate.loads)) * (arms - (gate.ngram and not gate.speed_ngram))
-    answered = asked + by_ngram * gate.ngram + rounds
+    answered = asked * heads + by_ngram * gate.ngram + rounds
     memory = arms * (weight_bytes(recipe) + rates.engine_bytes) + 8.0 * sum(head_parameters(recipe))
     return _stage(tokens=answered, disk=5 * answered + 1.5e5, memory=memory, seconds=starts + seconds + replay)
 

@@ -24,6 +24,12 @@ def target(recipe: Recipe) -> dict[str, str]:
     return {path: _file(path)} if path else {}
 
 
+def incumbent(recipe: Recipe) -> dict[str, str]:
+    """{gate.incumbent: fingerprint} of the head beside which the new one is measured, where it is a folder."""
+    path = recipe.gate.incumbent
+    return {path: found} if path and (found := _file(path)) else {}
+
+
 def prices(recipe: Recipe) -> dict[str, str]:
     """{cost.prices: fingerprint} of the recipe's own list prices."""
     path = recipe.cost.prices

@@ -166,6 +166,10 @@ class Rule:
     max_p99: Number = 0.0
     """p99 of an answer's seconds against no speculation, at every timed load; the interval's upper end is compared"""
 
+    max_below_incumbent: Annotated[float, Field(strict=True, ge=0)] | None = None
+    """acceptance length that it may fall behind gate.incumbent's on the same prompts, tokens a target step; 0 = not at
+    all; null = only reported"""
+
     @property
     def on_speed(self) -> bool:
         """True where it asks for something that only the speed arms show."""
@@ -191,6 +195,8 @@ class Gate:
     speed_rounds: Annotated[int, Field(strict=True, ge=3)] = 3
     loads: tuple[Annotated[int, Field(strict=True, ge=2)], ...] = ()
     """requests in flight at which the speed arms are timed too, beside one, e.g. [8, 32]"""
+    incumbent: str = ""
+    """the head now published, measured beside this one: a folder, or ORG/NAME@REVISION on the Hub; empty = none"""
     ngram: Flag = True
     """measure n-gram speculation beside the head"""
     ngram_prompts: Count = 0

@@ -1,6 +1,7 @@
 """A recipe, rows and a record that pass the gate, to be changed by one thing at a time."""
 
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -45,6 +46,14 @@ def recipe(**changes: Any) -> Recipe:
     )
 
 
+def head_folder(folder: Path) -> Path:
+    """A folder that looks like a head's."""
+    folder.mkdir()
+    (folder / "config.json").write_text("{}")
+    (folder / "model.safetensors").write_bytes(b"weights")
+    return folder
+
+
 def request(i: int = 0, **changes: Any) -> Request:
     """A head's acceptance row on chat: 20 windows of 3 draft tokens, `windows` says how many of each are accepted."""
     windows: tuple[int, ...] = changes.pop("windows", (1, 0, 2, 0, 1) * 4)
@@ -84,7 +93,7 @@ def traffic(seed: int = 0) -> list[Request]:
 def counters(rows: list[Request]) -> dict[str, dict[str, Counters]]:
     """What an engine would have counted for these rows."""
     found: dict[str, dict[str, Counters]] = {}
-    for arm in ("head", "ngram"):
+    for arm in sorted({r.arm for r in rows if r.drafts}):
         for domain in ("chat", "code"):
             mine = [r for r in rows if (r.arm, r.domain) == (arm, domain) and r.counted]
             steps = [a for r in mine for a in r.per_step_accepted]

@@ -1,11 +1,15 @@
+from dataclasses import replace
+
 import numpy as np
 import pytest
+from scipy import stats
 
 from eval.acceptance import (
     Bootstrap,
     has_repeated_4gram,
     interval,
     latency,
+    length_difference,
     per_position,
     pooled_length,
     ratio,
@@ -172,3 +176,20 @@ def test_latency_tells_gaps_from_time_per_token():
 def test_latency_of_nothing_or_of_no_number_is_none():
     assert latency([]) is None
     assert latency([request(ttft_s=float("nan"))]) is None
+
+
+def test_a_difference_is_paired_by_prompt_and_its_interval_resamples_prompts():
+    generator = np.random.default_rng(4)
+    mine = [request(i, windows=tuple(int(w) for w in generator.choice(4, size=9))) for i in range(40)]
+    theirs = [replace(r, accepted=r.accepted - 2) for r in reversed(mine[:30])]
+    found = length_difference(mine, theirs, QUICK)
+    assert found.n == 30 and found.value == pytest.approx(2 / 9)
+    assert found.low == pytest.approx(2 / 9) and found.high == pytest.approx(2 / 9), "each pair differs by the same"
+    noisy = [replace(r, accepted=r.accepted + int(generator.integers(-3, 4))) for r in mine]
+    found = length_difference(mine, noisy, replace(QUICK, samples=4000))
+    gaps = np.array([a.accepted - b.accepted for a, b in zip(mine, noisy, strict=True)]) / 9
+    wide = stats.t.ppf(0.975, 39) * gaps.std(ddof=1) / 40**0.5
+    assert found.value == pytest.approx(gaps.mean())
+    assert found.high - found.low == pytest.approx(2 * wide, rel=0.08), "the t interval of the mean gap"
+    assert length_difference(mine, [], QUICK) is None
+    assert length_difference([replace(r, drafts=0) for r in mine], mine, QUICK) is None

@@ -10,15 +10,17 @@ from pathlib import Path
 import pytest
 
 from eval import measure, traffic
+from eval.arms import options
 from eval.gate import judge, require_record
+from eval.incumbent import identity
 from eval.ledger import read, remaining
-from eval.measure import jobs, made_from, make, options, preflight
+from eval.measure import jobs, made_from, make, preflight
 from export.record import Parity, read_record, recipe_hash
 from export.requests import read_requests
 from recipes.artifact import write_json
 from recipes.faults import EnvironmentFault, GateRefused
 from tests.eval.fake_engine import Engine, prompts, running
-from tests.eval.samples import STAGES, recipe
+from tests.eval.samples import STAGES, head_folder, recipe
 
 SMALL = {
     "prompts": 6,
@@ -51,7 +53,7 @@ def run(tmp_path):
 def engines(monkeypatch):
     """Fake engines in place of real ones; the test may change them before they serve."""
     monkeypatch.setattr(measure, "replayed", lambda *_: {})  # a fake engine drafts with no head; see test_parity
-    fakes = {"none": Engine(drafts=False), "head": Engine(), "ngram": Engine()}
+    fakes = {"none": Engine(drafts=False), "head": Engine(), "incumbent": Engine(), "ngram": Engine()}
     started: list[str] = []
 
     @contextmanager
@@ -104,6 +106,7 @@ def test_a_whole_measurement(run, engines):
 
 def test_the_arms_are_timed_at_each_load(run, engines):
     of = recipe(**SMALL, loads=[2, 3])
+    engines["none"].pause_s = 0.01  # an answer must last until the next is asked for, on a busy machine too
     make(of, run, run / "record.partial")
     record, requests = finish(run)
     timed = [r for r in requests if r.phase == "speed"]
@@ -194,6 +197,29 @@ def test_the_gate_reads_what_was_measured(run, engines):
     assert verdict.passed, verdict.refusals
     assert verdict.domains["chat"].requests == 6 and verdict.speed.domain == "chat"
     assert set(verdict.speed.served["3"]) == {"head", "ngram"}
+
+
+def test_the_incumbent_is_measured_beside_the_head_and_named_without_its_folder(run, engines, tmp_path):
+    folder = head_folder(tmp_path / "published")
+    rules = {"chat": {"min_acceptance": 1.4, "min_speedup": 1.0}, "code": {"max_below_incumbent": 0.1}}
+    of = recipe(**SMALL, incumbent=str(folder), rules=rules)
+    make(of, run, run / "record.partial")
+    assert sorted(engines["started"]) == ["head", "incumbent", "ngram", "none"]
+    record, requests = finish(run)
+    for domain in ("chat", "code"):
+        asked = {arm: [r.prompt_id for r in requests if (r.arm, r.domain, r.phase) == (arm, domain, "acceptance")]
+                 for arm in ("head", "incumbent")}  # fmt: skip
+        assert asked["head"] == asked["incumbent"] and len(asked["head"]) == 6
+        assert record.counters["incumbent"][domain].drafts > 0
+    assert record.conditions.incumbent.startswith("published, sha256 ")
+    command = " ".join(record.conditions.command["incumbent"])
+    assert '"model": "incumbent"' in command and str(tmp_path) not in command
+    verdict = judge(record, requests, of, {**record.made_from, "record": "e" * 64})
+    assert verdict.domains["code"].over_incumbent["0"].value == 0.0, "both fakes accept the same"
+    assert verdict.speed.beside["incumbent"].n == 3
+    assert not any(r.rule in ("speculation", "counters", "counts") for r in verdict.refusals)
+    (folder / "model.safetensors").write_bytes(b"another")
+    assert identity(of, folder) != record.conditions.incumbent
 
 
 def test_without_ngram_and_without_a_speed_rule(run, engines):

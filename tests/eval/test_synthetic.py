@@ -2,8 +2,9 @@ import dataclasses
 
 import pytest
 
+from eval.arms import options
 from eval.gate import judge
-from eval.measure import options, preflight
+from eval.measure import preflight
 from eval.synthetic import controlled, synthetic_faults
 from export.record import Figure
 from tests.eval.samples import recipe, record, traffic, unchanged

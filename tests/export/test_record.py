@@ -62,7 +62,8 @@ def test_verdict_json_has_the_agreed_keys():
     plain = json.loads(json.dumps(to_json(verdict()), allow_nan=False))
     assert {"schema", "passed", "refusals", "made_from", "domains", "speed", "conditions", "findings"} == set(plain)
     assert plain["domains"]["chat"]["tokens_per_step"] == {
-        "head": {"value": 1.7, "low": 1.6, "high": 1.8, "n": 60}, "ngram": None, "none": 1.0,
+        "head": {"value": 1.7, "low": 1.6, "high": 1.8, "n": 60}, "ngram": None,
+        "incumbent": None, "none": 1.0,
     }  # fmt: skip
 
 

@@ -124,6 +124,16 @@ def test_sound_recipe_has_no_fault() -> None:
             {"gate__rules__chat": {"min_acceptance": 1.0}},
             "gate.rules: no domain has min_acceptance above 1, so the gate could not say no",
         ),
+        (
+            {"gate__incumbent": "org/head"},
+            "gate.incumbent: org/head, but no rule compares with it, so a worse head would pass; set "
+            "gate.rules.NAME.max_below_incumbent, e.g. 0.05",
+        ),
+        (
+            {"gate__rules__chat__max_below_incumbent": 0.05},
+            "gate.rules.chat.max_below_incumbent: set, but gate.incumbent names no head; name one, or take the rule "
+            "out",
+        ),
         ({"gate__speed_domain": "code"}, "gate.speed_domain: 'code' is no domain; allowed: chat, bench"),
         ({"gate__min_requests": 41}, "gate.min_requests: 41 is above gate.prompts 40"),
         (

@@ -38,6 +38,17 @@ def test_a_target_folder_is_known_by_its_files(tmp_path: Path) -> None:
     assert outside.target(recipe) != before
 
 
+def test_another_head_in_the_incumbents_folder_makes_the_measurement_stale(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text("{}")
+    recipe = reading("x.jsonl")
+    assert outside.incumbent(recipe) == {}
+    beside = replace(recipe, gate=replace(recipe.gate, incumbent=str(tmp_path)))
+    before = outside.incumbent(beside)
+    (tmp_path / "config.json").write_text('{"a": 1}')
+    assert set(before) == {str(tmp_path)} and outside.incumbent(beside) != before
+    assert outside.incumbent(replace(recipe, gate=replace(recipe.gate, incumbent="org/head@1"))) == {}
+
+
 def test_what_is_missing_is_empty_and_what_is_on_the_hub_is_its_revision(tmp_path: Path) -> None:
     recipe = reading(str(tmp_path / "no.jsonl"))
     assert set(outside.sources(recipe).values()) == {""}
