@@ -107,18 +107,22 @@ def ends(above: Reals, below: Reals, z: float) -> tuple[Reals, Reals, Reals]:
     """sum(above) / sum(below) with both ends of its interval, of each row of two arrays [measurements, requests].
 
     The standard error is the ratio's sandwich with leave-one-out residuals, (above - ratio * below) / (1 - share of
-    below) (HC3: MacKinnon and White, J. Econometrics 29, 1985); the width is the t quantile with n - 1 degrees that
-    leaves the tail of `z`. On simulated traffic (tests/eval/test_simulated_truth.py) it covers more than the plain
-    sandwich or the jackknife do, since one long answer drags the ratio towards itself and hides its own residual.
+    below) (HC3: MacKinnon and White, J. Econometrics 29, 1985): one long answer drags the ratio towards itself and hides
+    its own residual, so the plain sandwich and the jackknife cover less. The width is the t quantile with n - 1 degrees
+    that leaves the tail of `z`. The lower end is ratio - width, the upper end ratio * exp(width / ratio): each is the
+    farther one of the plain and the logarithmic interval. Long answers accept more, so a sample that lacks them shows too
+    low a ratio and too small an error at once, and it is the upper end that misses the truth.
+    tests/eval/test_simulated_truth.py shows how often.
     """
-    n, total = above.shape[1], below.sum(axis=1, keepdims=True)
-    value = above.sum(axis=1, keepdims=True) / total
-    with np.errstate(divide="ignore", invalid="ignore"):
-        residuals = (above - value * below) / (1 - below / total)
+    n, total = above.shape[1], below.sum(axis=1)
+    value = above.sum(axis=1) / total
+    with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
+        residuals = (above - value[:, None] * below) / (1 - below / total[:, None])
         t = cast(Any, stats.t).isf(_NORMAL.sf(z), n - 1)
-        half = t * np.sqrt(np.square(residuals).sum(axis=1)) / total[:, 0]
-    half = np.where(np.isfinite(half), half, np.nan)
-    return value[:, 0], value[:, 0] - half, value[:, 0] + half
+        half = t * np.sqrt(np.square(residuals).sum(axis=1)) / total
+        high = np.where(value > 0, value * np.exp(half / value), value + half)
+    known = np.isfinite(high)
+    return value, np.where(known, value - half, np.nan), np.where(known, high, np.nan)
 
 
 @lru_cache(maxsize=64)
