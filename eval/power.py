@@ -1,9 +1,9 @@
 """How many requests a wished-for interval of the pooled acceptance length needs, from a few that were measured before.
 
 The pooled length is a ratio of sums, so a request counts through its linearised residual (Cochran, "Sampling
-Techniques", 3rd ed. 1977, theorem 2.5: a ratio varies as the mean of y - R x does, over the mean of x). The interval is the
-one that eval.acceptance makes: its widened tails (Hesterberg 2015, arXiv 1411.5279) come to t with n - 1 degrees times
-spread / sqrt(n). Looking early (eval.sequential) takes two or three in a hundred more for the same power.
+Techniques", 3rd ed. 1977, theorem 2.5: a ratio varies as the mean of y - R x does, over the mean of x). The interval is
+the one that eval.acceptance makes: its widened tails (Hesterberg 2015, arXiv 1411.5279) come to t with n - 1 degrees
+times spread / sqrt(n). Looking early (eval.sequential) takes two or three in a hundred more for the same power.
 
 A pilot of 30 requests knows the spread to about a third: what it says is an estimate, not a promise.
 """

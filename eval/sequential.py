@@ -55,14 +55,18 @@ class Decision:
     """pooled acceptance length with its repeated interval; None where no window was verified"""
 
 
-def evenly(requests: int, looks: int) -> tuple[int, ...]:
-    """Request counts of so many looks, equally far apart, the last at all `requests`.
+def evenly(requests: int, looks: int, least: int = 2) -> tuple[int, ...]:
+    """Request counts of so many looks, equally far apart, the last at all `requests`; none below `least`.
 
-    Raises ValueError where there are fewer requests than two a look.
+    `least` is gate.min_requests where a pass with fewer would be refused. Raises ValueError where no look is left, or
+    looks are less than two requests apart.
     """
-    if looks < 1 or requests < 2 * looks:
-        raise ValueError(f"{looks} looks at {requests} requests: a look needs at least 2 more; ask more or look less")
-    return tuple(-(-requests * k // looks) for k in range(1, looks + 1))
+    if looks < 1 or requests < max(2 * looks, least):
+        raise ValueError(
+            f"{looks} looks at {requests} requests, none before {least}: at least 1 look, 2 requests a look and "
+            f"{least} in all are needed; ask more or look less often"
+        )
+    return tuple(n for k in range(1, looks + 1) if (n := -(-requests * k // looks)) >= least)
 
 
 def decide(rows: Sequence[Request], plan: Plan, threshold: float, asked: int | None = None) -> Decision:
@@ -107,12 +111,12 @@ def ends(above: Reals, below: Reals, z: float) -> tuple[Reals, Reals, Reals]:
     """sum(above) / sum(below) with both ends of its interval, of each row of two arrays [measurements, requests].
 
     The standard error is the ratio's sandwich with leave-one-out residuals, (above - ratio * below) / (1 - share of
-    below) (HC3: MacKinnon and White, J. Econometrics 29, 1985): one long answer drags the ratio towards itself and hides
-    its own residual, so the plain sandwich and the jackknife cover less. The width is the t quantile with n - 1 degrees
-    that leaves the tail of `z`. The lower end is ratio - width, the upper end ratio * exp(width / ratio): each is the
-    farther one of the plain and the logarithmic interval. Long answers accept more, so a sample that lacks them shows too
-    low a ratio and too small an error at once, and it is the upper end that misses the truth.
-    tests/eval/test_simulated_truth.py shows how often.
+    below) (HC3: MacKinnon and White, J. Econometrics 29, 1985): one long answer drags the ratio towards itself and
+    hides its own residual, so the plain sandwich and the jackknife cover less. The width is the t quantile with n - 1
+    degrees that leaves the tail of `z`. The lower end is ratio - width, the upper end ratio * exp(width / ratio): each
+    is the farther one of the plain and the logarithmic interval. Loops are long and accept much, so a sample that lacks
+    them shows too low a ratio and too small an error at once, and it is the upper end that misses the truth.
+    tests/eval/test_simulated_truth.py shows how often. Both ends are NaN where one row holds all of `below`.
     """
     n, total = above.shape[1], below.sum(axis=1)
     value = above.sum(axis=1) / total
