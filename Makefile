@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 export HF_HUB_OFFLINE ?= 1
 
-.PHONY: demo test check e2e bench-train bench-capture install format
+.PHONY: demo test check e2e browser bench-train bench-capture install format
 
 demo: install
 	$(BIN)/draftsmith run smollm2-chat
@@ -19,8 +19,14 @@ check: install
 	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 --dist loadfile -m "not served"
 
 # The real thing at a small budget: real target, real traffic, real vLLM.
-e2e: install
+e2e: install browser
 	$(BIN)/pytest -m served -s
+
+# The report is looked at in Debian's Chromium; elsewhere put one on PATH, or name it in CHROMIUM.
+browser:
+	@command -v "$${CHROMIUM:-chromium}" || command -v google-chrome || \
+	  { S=$$([ "$$(id -u)" = 0 ] || echo sudo); $$S apt-get update -q && \
+	    $$S env DEBIAN_FRONTEND=noninteractive apt-get install -y -q --no-install-recommends chromium; }
 
 install: .venv/installed
 

@@ -18,10 +18,11 @@ h1 { font-size: 1.4rem; } h2 { font-size: 1.1rem; margin-top: 2rem; }
   font-weight: 600; }
 .yes { border-color: var(--yes); color: var(--yes); } .no { border-color: var(--no); color: var(--no); }
 .wide { overflow-x: auto; } table { border-collapse: collapse; font-size: .9rem; font-variant-numeric: tabular-nums; }
-th, td { padding: .3rem .7rem; border-bottom: 1px solid var(--line); text-align: right; white-space: nowrap; }
+th, td { padding: .3rem .7rem; border-bottom: 1px solid var(--line); text-align: right; white-space: nowrap;
+  overflow-wrap: normal; }
 th { white-space: normal; vertical-align: bottom; } th:first-child, td:first-child { text-align: left; }
-th.text, td.text { text-align: left; white-space: normal; min-width: 14rem; }
-figure { margin: 1rem 0; } figure svg { width: 100%; height: auto; max-width: 40rem; display: block; }
+th.text, td.text { text-align: left; white-space: normal; min-width: 14rem; overflow-wrap: anywhere; }
+figure { margin: 1rem 0; } figure svg { width: 100%; height: auto; max-width: 32rem; display: block; }
 figcaption, .note { color: var(--soft); font-size: .9rem; }
 """.strip()
 

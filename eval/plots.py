@@ -47,7 +47,7 @@ def acceptance(domains: Mapping[str, Measured], rules: Mapping[str, Rule]) -> st
         axes.set_ylim(len(domains) - 0.5, -0.5)
         axes.set_xlim(left=1.0)
         axes.set_xlabel("acceptance length, tokens a target step")
-        axes.legend(loc="upper center", bbox_to_anchor=(0.45, 1.22 if len(domains) > 1 else 1.35), ncols=2, fontsize=8)
+        axes.legend(loc="lower center", bbox_to_anchor=(0.45, 1.0), ncols=2, fontsize=8)
         return _svg(canvas, "a")
 
 
@@ -85,7 +85,7 @@ def rounds(speed: Speed) -> str:
             axes.bar_label(bars, fmt="%.0f", fontsize=8)
         axes.set_xticks(range(len(speed.rounds)), _round_names(speed.rounds))
         axes.set_ylabel("output tokens/s")
-        axes.legend(loc="upper center", bbox_to_anchor=(0.5, 1.2), ncols=3, fontsize=8)
+        axes.legend(loc="lower center", bbox_to_anchor=(0.5, 1.04), ncols=2, fontsize=8)
         return _svg(canvas, "r")
 
 
@@ -101,7 +101,7 @@ def _interval(axes: Any, row: float, figure: Figure | None, kind: int) -> None:
 
 
 def _canvas(height: float) -> tuple[Canvas, Any]:
-    canvas = Canvas(figsize=(5.2, height))  # inches; narrow, so that a phone shows it near its own size
+    canvas = Canvas(figsize=(4.2, height))  # inches; narrow, so that a phone shows it near its own size
     return canvas, cast(Any, canvas).subplots()
 
 

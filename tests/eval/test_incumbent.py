@@ -11,7 +11,7 @@ from export.requests import Request
 from recipes.faults import EnvironmentFault
 from tests.eval.samples import conditions, head_folder, recipe, record, traffic, unchanged
 
-RULES = {"chat": {"min_acceptance": 1.4, "max_below_incumbent": 0.05}, "code": {}}
+RULES = {"chat": {"min_acceptance": 1.4, "min_speedup": 1.2, "max_below_incumbent": 0.05}, "code": {}}
 DRAFTING = '{"model": "incumbent", "method": "eagle3", "num_speculative_tokens": 3}'
 
 
