@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import stats
 
-from export.record import Figure, Latency
+from export.figures import Figure, Latency
 from export.requests import ARMS, Request
 
 Reals = NDArray[np.float64]

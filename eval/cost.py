@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, cast
 
-from export.record import Speed
+from export.figures import Speed
 from export.requests import ARMS
 from recipes.schema import Cost
 

@@ -13,12 +13,12 @@ from eval.refusal import below, no
 from eval.report import write_report
 from eval.summary import findings, measured, rows_of, speed, unrepeated
 from eval.synthetic import controlled, said
+from export.figures import Measured
 from export.record import (
     CHECKPOINT,
     INCUMBENT,
     INPUTS,
     UNMEASURED,
-    Measured,
     Record,
     Refusal,
     Verdict,

@@ -4,7 +4,8 @@ import math
 
 from eval.refusal import above, below, no
 from eval.summary import speed_domain
-from export.record import Figure, Refusal, Speed
+from export.figures import Figure, Speed
+from export.record import Refusal
 from recipes.schema import Gate, Recipe, Rule
 
 

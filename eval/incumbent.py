@@ -7,7 +7,8 @@ from pathlib import Path
 from huggingface_hub import snapshot_download
 
 from eval.refusal import no
-from export.record import Figure, Measured, Refusal
+from export.figures import Figure, Measured
+from export.record import Refusal
 from recipes.artifact import hash_file, hash_json
 from recipes.estimate_files import local_file
 from recipes.faults import EnvironmentFault

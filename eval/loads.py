@@ -5,7 +5,8 @@ import statistics
 from collections.abc import Sequence
 
 from eval.acceptance import Bootstrap, latency, p99_ratio, speedup
-from export.record import Batch, Figure, Latency, Loaded, Same
+from export.figures import Figure, Latency, Loaded, Same
+from export.record import Batch
 from export.requests import ARMS, Request
 
 

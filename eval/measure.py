@@ -31,6 +31,7 @@ from eval.ledger import Job, Session, add_row, assemble, begin, end, read, remai
 from eval.summary import speed_domain
 from eval.synthetic import synthetic_faults
 from eval.traffic import Load, difference, read_counters, send
+from export.figures import Parity
 from export.parity import Served, parity
 from export.record import (
     CHECKPOINT,
@@ -38,7 +39,6 @@ from export.record import (
     INPUTS,
     Batch,
     Counters,
-    Parity,
     Record,
     Simulated,
     recipe_hash,

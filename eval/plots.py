@@ -8,7 +8,7 @@ from typing import Any, cast
 import matplotlib as mpl
 from matplotlib.figure import Figure as Canvas
 
-from export.record import Figure, Measured, Speed
+from export.figures import Figure, Measured, Speed
 from recipes.schema import Rule
 
 _INK = "#010203"  # stands for currentColor, which matplotlib does not know

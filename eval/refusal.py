@@ -3,7 +3,8 @@
 import math
 
 from eval.loads import sound
-from export.record import Figure, Refusal
+from export.figures import Figure
+from export.record import Refusal
 
 
 def below(rule: str, domain: str, what: str, figure: Figure | None, threshold: float) -> list[Refusal]:

@@ -7,7 +7,8 @@ from eval import plots
 from eval.page import Block, Page, Plot, Points, Section, Table, markdown, web
 from eval.report_cells import ARMS, bound, figure, gap, number, share
 from eval.report_speed import cost_sections, latency_section, speed_section
-from export.record import Measured, Verdict
+from export.figures import Measured
+from export.record import Verdict
 from recipes.artifact import write_bytes
 from recipes.schema import Recipe, Rule
 

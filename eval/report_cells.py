@@ -1,6 +1,6 @@
 """What the report's tables are made of."""
 
-from export.record import Figure, Latency
+from export.figures import Figure, Latency
 
 ARMS = {"none": "no speculation", "head": "head", "incumbent": "incumbent", "ngram": "n-gram"}
 

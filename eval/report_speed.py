@@ -4,7 +4,8 @@ from eval import plots
 from eval.cost import served
 from eval.page import Block, Plot, Section, Table
 from eval.report_cells import ARMS, bound, figure, milliseconds, number
-from export.record import Speed, Verdict
+from export.figures import Speed
+from export.record import Verdict
 from recipes.price import read_prices
 from recipes.schema import Recipe, Rule
 

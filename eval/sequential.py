@@ -22,7 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import optimize, stats
 
-from export.record import Figure
+from export.figures import Figure
 from export.requests import Request
 
 Reals = NDArray[np.float64]

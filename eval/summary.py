@@ -16,7 +16,8 @@ from eval.acceptance import (
     without_last_window,
 )
 from eval.loads import beside, latencies, loaded, same, sound
-from export.record import Figure, Measured, Record, Speed, Steps
+from export.figures import Figure, Measured, Speed, Steps
+from export.record import Record
 from export.requests import Request
 from recipes.schema import Gate, Recipe
 

@@ -8,7 +8,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from eval.refusal import no
-from export.record import Measured, Refusal
+from export.figures import Measured
+from export.record import Refusal
 from recipes.schema import Engine, Recipe
 
 TOLERANCE = 0.01

@@ -9,7 +9,8 @@ import yaml
 
 from export.card_cells import cell, figure, line, number, percent, table
 from export.card_speed import speed, worse
-from export.record import Figure, Measured, Parity, Record, Verdict
+from export.figures import Figure, Measured, Parity
+from export.record import Record, Verdict
 from export.scrub import scrub
 
 

@@ -1,6 +1,6 @@
 """What the model card's tables are made of."""
 
-from export.record import Figure
+from export.figures import Figure
 
 ARMS = {"none": "no speculation", "head": "this head", "incumbent": "the head before it", "ngram": "n-gram"}
 Table = list[list[str]]

@@ -28,7 +28,8 @@ from data.prompts import Prompt, read_prompts
 from data.target import served_path
 from eval.acceptance import Bootstrap, interval, per_position, pooled_length
 from eval.traffic import Load, difference, read_counters, send, total
-from export.record import Counters, Figure
+from export.figures import Figure
+from export.record import Counters
 from export.requests import Request
 from recipes.artifact import read_manifest, write_bytes
 from recipes.load import build

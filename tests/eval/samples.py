@@ -7,7 +7,8 @@ from typing import Any
 import numpy as np
 
 from eval.acceptance import has_repeated_4gram
-from export.record import Batch, Conditions, Counters, Machine, Parity, Record, Simulated, recipe_hash
+from export.figures import Parity
+from export.record import Batch, Conditions, Counters, Machine, Record, Simulated, recipe_hash
 from export.requests import Request
 from recipes.load import build
 from recipes.schema import Recipe

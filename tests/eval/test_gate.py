@@ -5,13 +5,8 @@ from dataclasses import replace
 import pytest
 
 from eval.gate import COUNTER_TOLERANCE, judge, make, require_record
-from export.record import (
-    Parity,
-    read_verdict,
-    recipe_hash,
-    to_json,
-    write_record,
-)
+from export.figures import Parity
+from export.record import read_verdict, recipe_hash, to_json, write_record
 from export.requests import write_requests
 from recipes.artifact import digest, hash_file, write_json
 from recipes.faults import GateRefused

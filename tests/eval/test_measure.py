@@ -15,7 +15,8 @@ from eval.gate import judge, require_record
 from eval.incumbent import identity
 from eval.ledger import read, remaining
 from eval.measure import jobs, made_from, make, preflight
-from export.record import Parity, read_record, recipe_hash
+from export.figures import Parity
+from export.record import read_record, recipe_hash
 from export.requests import read_requests
 from recipes.artifact import write_json
 from recipes.faults import EnvironmentFault, GateRefused

@@ -6,7 +6,7 @@ from eval.arms import options
 from eval.gate import judge
 from eval.measure import preflight
 from eval.synthetic import controlled, synthetic_faults
-from export.record import Figure
+from export.figures import Figure
 from tests.eval.samples import recipe, record, traffic, unchanged
 
 

@@ -5,21 +5,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from export.record import (
-    Conditions,
-    Figure,
-    Latency,
-    Machine,
-    Measured,
-    Parity,
-    Record,
-    Speed,
-    Steps,
-    Verdict,
-    recipe_hash,
-    write_record,
-    write_verdict,
-)
+from export.figures import Figure, Latency, Measured, Parity, Speed, Steps
+from export.record import Conditions, Machine, Record, Verdict, recipe_hash, write_record, write_verdict
 from export.requests import Request, write_requests
 from export.speculators import make as export
 from recipes.artifact import digest, hash_file

@@ -4,13 +4,9 @@ from dataclasses import replace
 
 import pytest
 
+from export.figures import Figure, Latency, Measured, Speed, Steps
 from export.record import (
-    Figure,
-    Latency,
-    Measured,
     Refusal,
-    Speed,
-    Steps,
     Verdict,
     read_record,
     read_verdict,
