@@ -11,7 +11,7 @@ from eval.gate_speed import fast
 from eval.incumbent import kept_up
 from eval.refusal import below, no
 from eval.report import write_report
-from eval.summary import findings, measured, rows_of, speed, unrepeated
+from eval.summary import MIN_SUBSET, findings, measured, rows_of, speed, unrepeated
 from eval.synthetic import controlled, said
 from export.figures import Measured
 from export.record import (
@@ -37,8 +37,6 @@ COUNTER_TOLERANCE = 0.01
 CHUNKS_TOLERANCE = {"drafts": 0.0, "draft_tokens": 0.0, "accepted": 0.03}
 """the same where chunks are windows: none may be joined, but what the engine accepted beyond an answer's end is in its
 counters and in no chunk"""
-MIN_SUBSET = 10
-"""fewer unrepeated answers than this have no interval worth a rule"""
 
 
 def make(recipe: Recipe, run: Path, out: Path) -> dict[str, Any]:
@@ -192,10 +190,11 @@ def _answered(name: str, recipe: Recipe, requests: Sequence[Request]) -> list[Re
 
 def _counts(name: str, record: Record, requests: Sequence[Request], recipe: Recipe) -> list[Refusal]:
     """The engine's counters, and each row in itself, must tell the same story."""
-    allowed = CHUNKS_TOLERANCE if recipe.engine.windows == "chunks" else {}
+    told = recipe.engine.windows == "metrics"
+    allowed = {} if told else CHUNKS_TOLERANCE
     refusals: list[Refusal] = []
     for arm in asked_arms(recipe):
-        rows = [r for r in requests if r.arm == arm and r.domain == name and not r.error]
+        rows = [r for r in requests if (r.arm, r.domain, r.error) == (arm, name, "") and (told or r.phase != "speed")]
         odd = sum(sum(r.per_step_accepted) != r.accepted or len(r.per_step_accepted) != r.drafts
                   or r.accepted > r.draft_tokens for r in rows)  # fmt: skip
         if odd:

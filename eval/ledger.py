@@ -94,7 +94,7 @@ def read(file: Path) -> list[Session]:
 
 def remaining(job: Job, sessions: Sequence[Session]) -> list[Prompt]:
     """Prompts of a job that are still to be asked: those without a good row; of a timed job all or none."""
-    good = {row.prompt_id for row in _rows(job, sessions).values() if not row.error}
+    good = {row.prompt_id for row in latest(job, sessions).values() if not row.error}
     left = [prompt for prompt in job.prompts if prompt.id not in good]
     return list(job.prompts) if left and job.timed else left
 
@@ -111,7 +111,7 @@ def assemble(
     counters: dict[str, dict[str, Counters]] = {}
     batches: list[Batch] = []
     for job in jobs:
-        rows = _rows(job, sessions)
+        rows = latest(job, sessions)
         requests += [rows[prompt.id] for prompt in job.prompts if prompt.id in rows]
         for session in sessions:
             if not _countable(job, session):
@@ -119,12 +119,14 @@ def assemble(
             batch, counted = session.ends[job.key]
             if batch.requests == len(job.prompts):
                 batches.append(batch)
+            if job.load.unseen:
+                continue  # its rows hold no windows to set beside the counters
             by_domain = counters.setdefault(job.load.arm, {})
             by_domain[job.domain] = total(by_domain[job.domain], counted) if job.domain in by_domain else counted
     return requests, counters, batches
 
 
-def _rows(job: Job, sessions: Sequence[Session]) -> dict[str, Request]:
+def latest(job: Job, sessions: Sequence[Session]) -> dict[str, Request]:
     """The last row of each prompt, by prompt id."""
     rows: dict[str, Request] = {}
     for session in sessions:

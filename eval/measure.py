@@ -24,13 +24,15 @@ from tqdm import tqdm
 from data.engine import Server, on_gpu, serving
 from data.prompts import Prompt, read_prompts
 from data.target import served_path
-from eval.arms import asked_arms, checkpoint, options, timed_arms
+from eval.arms import checkpoint, options
 from eval.conditions import describe, speculative_settings
 from eval.incumbent import identity, incumbent_folder
+from eval.jobs import jobs, looks
 from eval.ledger import Job, Session, add_row, assemble, begin, end, read, remaining
+from eval.looks import kept
 from eval.summary import speed_domain
 from eval.synthetic import synthetic_faults
-from eval.traffic import Load, difference, read_counters, send
+from eval.traffic import difference, read_counters, send
 from export.figures import Parity
 from export.parity import Served, parity
 from export.record import (
@@ -48,7 +50,7 @@ from export.requests import Arm, Request, write_requests
 from recipes.artifact import digest, write_bytes
 from recipes.faults import EnvironmentFault, GateRefused
 from recipes.price import price_faults
-from recipes.schema import Engine, Gate, Recipe
+from recipes.schema import Engine, Recipe
 
 _WARM_UP_TOKENS = 16
 _ATTEMPTS = 4
@@ -67,21 +69,23 @@ def make(recipe: Recipe, run: Path, out: Path) -> dict[str, Any]:
     if not any(job.prompts for job in work):
         raise GateRefused("no domain has a held-out prompt, so nothing can be measured; set domains.NAME.held_out")
     ledger, fault = out / "rows.jsonl", out / "fault.txt"
-    kept = sum(len(job.prompts) - len(remaining(job, read(ledger))) for job in work)
+    before = read(ledger)
+    had = sum(len(job.prompts) - len(remaining(job, before)) for job in work)
     try:
-        if any(remaining(job, read(ledger)) for job in work):
+        if any(remaining(job, before) for job in kept(work, before, recipe)):
             _measure(recipe, run, work, ledger)
     except EnvironmentFault as error:
         write_bytes(fault, f"{error}\n".encode())
         raise
     sessions = read(ledger)
-    requests, counters, batches = assemble(work, sessions)
+    requests, counters, batches = assemble(kept(work, sessions, recipe), sessions)
     record = Record(
         made_from=made_from(recipe, run),
         conditions=sessions[-1].conditions,
         counters=counters,
         speed=batches,
         simulated=_simulated(run),
+        looks=looks(recipe, work),
         parity=None if recipe.engine.synthetic_length else replayed(recipe, run, requests),
     )
     write_requests(out, requests)
@@ -91,7 +95,7 @@ def make(recipe: Recipe, run: Path, out: Path) -> dict[str, Any]:
     return {
         "requests": len(requests),
         "failed": sum(bool(r.error) for r in requests),
-        "kept_from_before": kept,
+        "kept_from_before": had,
         "output_tokens": sum(r.output_tokens for r in requests),
         "windows": sum(r.drafts for r in requests),
     }
@@ -153,55 +157,6 @@ def preflight(recipe: Recipe, run: Path) -> None:
         raise ValueError("the measurement cannot start:\n" + "\n".join(f"  {fault}" for fault in faults))
 
 
-def jobs(recipe: Recipe, prompts: Sequence[Prompt]) -> list[Job]:
-    """All that is asked, in order: acceptance by temperature, domain and arm, then the rounds of the speed arms."""
-    gate, arms = recipe.gate, timed_arms(recipe)
-    held_out: dict[str, list[Prompt]] = {name: [] for name, domain in recipe.domains.items() if domain.held_out}
-    for prompt in prompts:
-        if prompt.split == "held_out" and prompt.domain in held_out:
-            held_out[prompt.domain].append(prompt)
-    work = [
-        _job(name, taken[: _asked(gate, arm)], Load(
-            arm=arm, phase="acceptance", concurrency=gate.concurrency, temperature=temperature,
-            max_tokens=gate.max_tokens, **_windows(recipe, arm),
-        ))
-        for temperature in gate.temperatures
-        for name, taken in held_out.items()
-        for arm in asked_arms(recipe)
-    ]  # fmt: skip
-    timed = held_out.get(speed_domain(gate), [])[: gate.speed_prompts]
-    for load in (1, *gate.loads) if timed else ():
-        for number in range(gate.speed_rounds):
-            turn = number % len(arms)
-            work += [
-                _job(speed_domain(gate), timed, Load(
-                    arm=arm, phase="speed", round=number, concurrency=load, temperature=gate.temperatures[0],
-                    max_tokens=gate.speed_max_tokens, **_windows(recipe, arm),
-                ))
-                for arm in (*arms[turn:], *arms[:turn])
-            ]  # fmt: skip
-    return work
-
-
-def _windows(recipe: Recipe, arm: Arm) -> dict[str, Any]:
-    """The load's fields that say how an answer's windows are told."""
-    if recipe.engine.windows == "metrics" or arm == "none":
-        return {}
-    return {"unseen": True} if arm == "ngram" else {"chunk_drafts": recipe.export.speculative_tokens}
-
-
-def _asked(gate: Gate, arm: Arm) -> int:
-    """Prompts a domain."""
-    return min(gate.prompts, gate.ngram_prompts or gate.prompts) if arm == "ngram" else gate.prompts
-
-
-def _job(domain: str, prompts: Sequence[Prompt], load: Load) -> Job:
-    key = f"{load.phase}/{domain}/{load.arm}/T{load.temperature:g}/{load.round}"
-    if load.phase == "speed" and load.concurrency > 1:
-        key += f"/{load.concurrency}"
-    return Job(key=key, domain=domain, prompts=tuple(prompts), load=load)
-
-
 def _measure(recipe: Recipe, run: Path, work: Sequence[Job], ledger: Path) -> None:
     arms: list[Arm] = sorted({job.load.arm for job in work})
     with _servers(recipe, run, arms, ledger.parent) as servers:
@@ -217,7 +172,7 @@ def _measure(recipe: Recipe, run: Path, work: Sequence[Job], ledger: Path) -> No
         left = [(job, remaining(job, sessions)) for job in work]
         bar = tqdm(total=sum(len(todo) for _, todo in left), desc="measure", unit="request", disable=None)
         for job, todo in left:
-            if todo:
+            if todo and (job.timed or not job.load.round or job in kept(work, read(ledger), recipe)):
                 asyncio.run(_run(job, todo, servers[job.load.arm], ledger, bar))
         bar.close()
 
@@ -259,6 +214,9 @@ async def _run(job: Job, todo: Sequence[Prompt], server: Server, ledger: Path, b
         output_tokens=sum(r.output_tokens for r in rows), seconds=seconds, requests=len(rows),
     )  # fmt: skip
     end(ledger, job, batch, counters, rows)
+    if bar.disable:  # no terminal: a line a job says how far it is
+        said = f"{len(rows)} answers, {batch.output_tokens} tokens in {seconds:.1f} s"
+        print(f"measure: {job.key}: {said}", file=sys.stderr, flush=True)
 
 
 async def _ask_all(

@@ -16,6 +16,7 @@ from eval.acceptance import (
     without_last_window,
 )
 from eval.loads import beside, latencies, loaded, same, sound
+from eval.sequential import Plan, repeated_interval
 from export.figures import Figure, Measured, Speed, Steps
 from export.record import Record
 from export.requests import Request
@@ -25,6 +26,8 @@ GAP = 0.1
 """simulated and served lengths further apart than this are a finding"""
 NOISE = 0.15
 """rounds whose ratios lie further apart than this are a finding"""
+MIN_SUBSET = 10
+"""fewer unrepeated answers than this have no interval worth a rule"""
 
 
 def speed_domain(gate: Gate) -> str:
@@ -52,7 +55,8 @@ def measured(name: str, recipe: Recipe, record: Record, requests: Sequence[Reque
     rows = rows_of(requests, "head", name, temperatures[0])
     ngram = rows_of(requests, "ngram", name, temperatures[0])
     other = rows_of(requests, "incumbent", name, temperatures[0])
-    acceptance = sound(pooled_length(rows, bootstrap))
+    looks = record.looks.get(name, [])
+    acceptance = _length(rows, len(rows), looks, recipe.gate)
     simulated = record.simulated.get(name)
     length = simulated.length if simulated and math.isfinite(simulated.length) else None
     parity = (record.parity or {}).get(name)
@@ -60,7 +64,7 @@ def measured(name: str, recipe: Recipe, record: Record, requests: Sequence[Reque
         role=recipe.domains[name].role,
         requests=len(rows),
         acceptance=acceptance,
-        acceptance_unrepeated=sound(pooled_length(unrepeated(rows), bootstrap)),
+        acceptance_unrepeated=_length(unrepeated(rows), len(rows), looks, recipe.gate),
         repeated_share=sum(r.repeated_4gram for r in rows) / len(rows) if rows else None,
         per_position=per_position(rows, record.conditions.speculative_tokens),
         tokens_per_step=Steps(
@@ -73,10 +77,20 @@ def measured(name: str, recipe: Recipe, record: Record, requests: Sequence[Reque
         parity=parity if parity and math.isfinite(parity.replayed_length + parity.served_length) else None,
         latency=latencies([*rows, *other, *ngram]),
         temperatures={
-            f"{t:g}": sound(pooled_length(rows_of(requests, "head", name, t), bootstrap)) for t in temperatures[1:]
+            f"{t:g}": _length(at, len(at), looks, recipe.gate)
+            for t in temperatures[1:]
+            for at in [rows_of(requests, "head", name, t)]
         },
+        looks=looks,
         over_incumbent=_over_incumbent(name, recipe.gate, requests),
     )
+
+
+def _length(rows: Sequence[Request], asked: int, looks: Sequence[int], gate: Gate) -> Figure | None:
+    """Pooled acceptance length; where it was looked at more than once, its interval holds at all looks together."""
+    if len(looks) < 2:
+        return sound(pooled_length(rows, bootstrap_of(gate)))
+    return sound(repeated_interval(rows, Plan(looks=tuple(looks), confidence=gate.confidence), asked))
 
 
 def _over_incumbent(name: str, gate: Gate, requests: Sequence[Request]) -> dict[str, Figure | None]:
@@ -138,7 +152,7 @@ def findings(
     said: list[str] = []
     for name, figures in domains.items():
         rows = rows_of(requests, "head", name, recipe.gate.temperatures[0])
-        said += [*_simulation(name, recipe, figures, rows), *_comparison(name, figures)]
+        said += [*_looked(name, figures), *_simulation(name, recipe, figures, rows), *_comparison(name, figures)]
     if timed and spread(timed.rounds) > NOISE:
         said.append(
             f"speed: the rounds' ratios lie {spread(timed.rounds):.0%} apart; the machine was not quiet, so trust the "
@@ -158,6 +172,18 @@ def findings(
             "cover them"
         )
     return said
+
+
+def _looked(name: str, figures: Measured) -> list[str]:
+    if len(figures.looks) < 2:
+        return []
+    which = sum(n <= figures.requests for n in figures.looks)
+    early = figures.requests < figures.looks[-1]
+    return [
+        f"{name}: looked at after {', '.join(map(str, figures.looks[:which]))} of {figures.looks[-1]} prompts"
+        f"{', and ended there, decided' if early else ''}; the interval of its acceptance length holds at all "
+        f"{len(figures.looks)} planned looks together, the other intervals as if the number had been fixed"
+    ]
 
 
 def _simulation(name: str, recipe: Recipe, figures: Measured, rows: Sequence[Request]) -> list[str]:

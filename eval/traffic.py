@@ -44,6 +44,7 @@ class Load:
     arm: Arm
     phase: Phase
     round: int = 0
+    """of the speed arms; in acceptance the look, which part of a domain's prompts it is"""
     concurrency: int
     """requests in flight"""
     temperature: float

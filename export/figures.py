@@ -76,6 +76,8 @@ class Measured:
     latency: dict[str, Latency]
     temperatures: dict[str, Figure | None] = Field(default_factory=dict[str, Figure | None])
     """acceptance at the recipe's further temperatures"""
+    looks: list[int] = Field(default_factory=list[int])
+    """requests asked by each planned look (Record.looks)"""
     over_incumbent: dict[str, Figure | None] = Field(default_factory=dict[str, Figure | None])
     """temperature -> acceptance length less the incumbent's, same prompts; empty without an incumbent"""
 

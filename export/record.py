@@ -7,7 +7,7 @@ import json
 from pathlib import Path
 from typing import Any, TypeVar
 
-from pydantic import ConfigDict, TypeAdapter, ValidationError
+from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 from pydantic.dataclasses import dataclass
 
 from export.figures import Measured, Parity, Speed
@@ -111,6 +111,8 @@ class Record:
     speed: list[Batch]
     simulated: dict[str, Simulated]
     parity: dict[str, Parity] | None
+    looks: dict[str, list[int]] = Field(default_factory=dict[str, list[int]])
+    """domain -> requests asked by each look, planned before the first; one look is an interval of a fixed number"""
     text: str = "ids, counts and hashes only"
 
 

@@ -139,6 +139,11 @@ def _gate_faults(recipe: Recipe) -> list[str]:
                 f"gate.rules.{name}.min_speedup_at: {', '.join(strange)}, but gate.loads is {list(gate.loads)}; add it "
                 "there, or take the rule out (min_speedup is the rule at one request in flight)"
             )
+    if gate.looks > 1 and gate.prompts < max(2 * gate.looks, gate.min_requests):
+        faults.append(
+            f"gate.looks: {gate.looks} at gate.prompts {gate.prompts}, none before gate.min_requests "
+            f"{gate.min_requests}; ask more prompts, or look once"
+        )
     if gate.loads and max(gate.loads) > gate.speed_prompts:
         faults.append(
             f"gate.loads: {max(gate.loads)} in flight is never reached with gate.speed_prompts {gate.speed_prompts}; "

@@ -184,6 +184,8 @@ class Gate:
     """by domain; every domain that is measured needs one, an empty rule only reports"""
     prompts: Positive = 60
     """a domain"""
+    looks: Annotated[int, Field(strict=True, ge=1, le=20)] = 1
+    """at a domain's acceptance while it is measured: above 1, what is clear ends early, at no higher rate of errors"""
     max_tokens: Positive = 200
     temperatures: tuple[Annotated[float, Field(strict=True, ge=0)], ...] = (0.0,)
     concurrency: Positive = 8
