@@ -31,7 +31,12 @@ def looks(recipe: Recipe, work: Sequence[Job]) -> dict[str, list[int]]:
     """Domain -> the head's requests asked by each look, at each temperature; the last are all that may be asked."""
     found: dict[str, list[int]] = {}
     for job in work:
-        if (job.load.phase, job.load.arm, job.load.temperature) == ("acceptance", "head", recipe.gate.temperatures[0]):
+        mine = (job.load.phase, job.load.arm, job.load.temperature) == (
+            "acceptance",
+            "head",
+            recipe.gate.temperatures[0],
+        )
+        if mine and job.prompts:
             asked = found.setdefault(job.domain, [])
             asked.append((asked[-1] if asked else 0) + len(job.prompts))
     return found

@@ -146,6 +146,10 @@ def test_sound_recipe_has_no_fault() -> None:
             "gate.loads: 32 in flight is never reached with gate.speed_prompts 12; time more prompts, or drop that "
             "load",
         ),
+        (
+            {"gate__looks": 20, "gate__prompts": 36, "gate__min_requests": 30},
+            "gate.looks: 20 at gate.prompts 36, none before gate.min_requests 30; ask more prompts, or look once",
+        ),
         ({"gate__loads": [8, 8]}, "gate.loads: [8, 8] names a load twice; name each once"),
     ],
 )
