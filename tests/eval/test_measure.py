@@ -32,6 +32,7 @@ SMALL = {
     "speed_max_tokens": 20,
     "concurrency": 3,
 }
+LOOKED = {**SMALL, "prompts": 24, "looks": 3, "min_requests": 8}
 HELD_OUT = [*prompts(8), *prompts(8, "code"), *prompts(3, "chat", "train")]
 
 
@@ -448,3 +449,39 @@ def test_one_server_that_does_not_start_leaves_none_behind(run, engines, monkeyp
     with pytest.raises(EnvironmentFault, match="ended at start"):
         make(recipe(**SMALL), run, run / "record.partial")
     assert up == []
+
+
+def test_a_clear_domain_ends_early_and_the_verdict_says_how_it_was_looked_at(run, engines, monkeypatch):
+    monkeypatch.setattr(measure, "read_prompts", lambda folder: [*prompts(24), *prompts(24, "code")])
+    of = recipe(**{**LOOKED, "rules": {"chat": {"min_acceptance": 1.2}, "code": {}}})
+    make(of, run, run / "record.partial")
+    record, requests = finish(run)
+    assert record.looks == {"chat": [8, 16, 24], "code": [24]}
+    asked = {(r.arm, r.domain) for r in requests if r.phase == "acceptance"}
+    rows = {key: [r for r in requests if r.phase == "acceptance" and (r.arm, r.domain) == key] for key in asked}
+    assert {key: len(mine) for key, mine in rows.items()} == {
+        ("head", "chat"): 16, ("ngram", "chat"): 16, ("head", "code"): 24, ("ngram", "code"): 24,
+    }  # fmt: skip
+    assert [r.round for r in rows["head", "chat"]] == [0] * 8 + [1] * 8
+    verdict = judge(record, requests, of, {}, "")
+    assert not [
+        r for r in verdict.refusals if r.domain == "chat" and r.rule in ("min_acceptance", "min_requests", "counters")
+    ]
+    figures, plain = verdict.domains["chat"], judge(replace(record, looks={}), requests, of, {}, "").domains["chat"]
+    assert figures.looks == [8, 16, 24] and figures.acceptance.value == plain.acceptance.value
+    assert figures.acceptance.high - figures.acceptance.low > plain.acceptance.high - plain.acceptance.low
+    assert any("looked at after 8, 16 of 24 prompts" in said for said in verdict.findings)
+
+
+def test_a_killed_measurement_in_looks_goes_on_to_the_same_record(run, engines, monkeypatch):
+    held_out = prompts(24)
+    monkeypatch.setattr(measure, "read_prompts", lambda folder: held_out)
+    of = recipe(**{**LOOKED, "rules": {"chat": {"min_acceptance": 2.4}, "code": {}}})
+    engines["head"].sick_after = 12
+    with pytest.raises(EnvironmentFault):
+        make(of, run, run / "record.partial")
+    engines["head"].sick_after = 10**9
+    assert make(of, run, run / "record.partial")["kept_from_before"] > 0
+    record, requests = finish(run)
+    ids = [r.prompt_id for r in requests if (r.phase, r.arm, r.domain) == ("acceptance", "head", "chat")]
+    assert ids == [p.id for p in held_out[: len(ids)]] and len(ids) in record.looks["chat"]
