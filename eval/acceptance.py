@@ -169,10 +169,12 @@ def latency(rows: Sequence[Request]) -> Latency | None:
         return None
     first = np.percentile([r.ttft_s for r in rows], [50, 99])
     gaps = np.percentile([gap for r in rows for gap in r.gaps_s], [50, 99])
-    token = np.percentile([sum(r.gaps_s) / (r.output_tokens - 1) for r in decoded], [50, 99])
+    each = [sum(r.gaps_s) / (r.output_tokens - 1) for r in decoded]
+    token = np.percentile(each, [50, 99])
     return Latency(
         ttft_p50=float(first[0]), ttft_p99=float(first[1]), gap_p50=float(gaps[0]), gap_p99=float(gaps[1]),
         per_token_p50=float(token[0]), per_token_p99=float(token[1]),
+        per_token=[float(q) for q in np.percentile(each, np.arange(0, 101, 5))],
     )  # fmt: skip
 
 

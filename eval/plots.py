@@ -8,7 +8,7 @@ from typing import Any, cast
 import matplotlib as mpl
 from matplotlib.figure import Figure as Canvas
 
-from export.figures import Figure, Measured, Speed
+from export.figures import Figure, Latency, Measured, Speed
 from recipes.schema import Rule
 
 _INK = "#010203"  # stands for currentColor, which matplotlib does not know
@@ -87,6 +87,43 @@ def rounds(speed: Speed) -> str:
         axes.set_ylabel("output tokens/s")
         axes.legend(loc="lower center", bbox_to_anchor=(0.5, 1.04), ncols=2, fontsize=8)
         return _svg(canvas, "r")
+
+
+def token_times(by_arm: Mapping[str, Latency], prefix: str) -> str:
+    """Distribution over answers of the time a token, a line an arm, p50 and p99 marked; `prefix` keeps ids apart."""
+    with cast(Any, mpl).rc_context(_SETTINGS):
+        canvas, axes = _canvas(2.6)
+        for arm, x in by_arm.items():
+            label, colour = _ARMS[arm]
+            shares = [i / (len(x.per_token) - 1) for i in range(len(x.per_token))]
+            axes.plot([1000 * s for s in x.per_token], shares, color=_COLOURS[colour], label=label)
+            axes.plot(
+                [1000 * x.per_token_p50, 1000 * x.per_token_p99], [0.5, 0.99], _MARKS[colour], color=_COLOURS[colour]
+            )
+        axes.set_xlim(left=0)
+        axes.set_ylim(0, 1.02)
+        axes.set_xlabel("ms a token of an answer")
+        axes.set_ylabel("share of answers")
+        axes.legend(loc="lower center", bbox_to_anchor=(0.45, 1.04), ncols=2, fontsize=8)
+        return _svg(canvas, prefix)
+
+
+def frontier(by_arm: Mapping[str, Sequence[tuple[str, float, float]]]) -> str:
+    """Each arm's loads as (requests in flight, tokens/s of one answer, of all together); best is up and right."""
+    with cast(Any, mpl).rc_context(_SETTINGS):
+        canvas, axes = _canvas(2.8)
+        for arm, points in by_arm.items():
+            label, colour = _ARMS[arm]
+            x, y = [p[1] for p in points], [p[2] for p in points]
+            axes.plot(x, y, color=_COLOURS[colour], marker=_MARKS[colour], label=label)
+            for load, at_x, at_y in points:
+                axes.annotate(load, (at_x, at_y), xytext=(4, 4), textcoords="offset points", fontsize=8)
+        axes.set_xlim(left=0)
+        axes.set_ylim(bottom=0)
+        axes.set_xlabel("tokens/s of one answer (median)")
+        axes.set_ylabel("output tokens/s together")
+        axes.legend(loc="lower center", bbox_to_anchor=(0.45, 1.04), ncols=2, fontsize=8)
+        return _svg(canvas, "f")
 
 
 def _round_names(shown: Sequence[Mapping[str, float]]) -> list[str]:

@@ -1,6 +1,6 @@
 """Verdict -> report.md and report.html: the verdict first, then each figure with its interval and its conditions."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from eval import plots
@@ -27,6 +27,7 @@ def page_of(verdict: Verdict, recipe: Recipe) -> Page:
         *([Section(title="Findings", blocks=[Points(items=verdict.findings)])] if verdict.findings else []),
         _acceptance(verdict.domains, recipe),
         _positions(verdict.domains),
+        *_contexts(verdict.domains, recipe),
         _arms(verdict.domains),
         *_incumbent(verdict, recipe),
         speed_section(verdict.speed, recipe),
@@ -105,15 +106,39 @@ def _acceptance(domains: Mapping[str, Measured], recipe: Recipe) -> Section:
 def _positions(domains: Mapping[str, Measured]) -> Section:
     known = {name: f for name, f in domains.items() if f.per_position}
     longest = max((len(f.per_position) for f in known.values()), default=0)
-    rows = [[name, *[f"{rate:.3f}" for rate in f.per_position]] for name, f in known.items()]
-    blocks: list[Block] = ["Cumulative: windows that accepted at least this many draft tokens / windows."]
+    rows = [
+        [name, kind, *[number(rate, 3) for rate in rates]]
+        for name, f in known.items()
+        for kind, rates in (("cumulative", f.per_position), ("conditional", _conditional(f.per_position)))
+    ]
+    text = (
+        "Cumulative: windows that accepted at least this many draft tokens / windows. Conditional: the same / windows "
+        "that accepted all the positions before."
+    )
+    blocks: list[Block] = [text]
     if known:
         said = "; ".join(f"{name} {', '.join(f'{r:.2f}' for r in f.per_position)}" for name, f in known.items())
         blocks += [
-            Table(header=["Domain", *[f"position {k}" for k in range(1, longest + 1)]], rows=rows),
+            Table(header=["Domain", "Rate", *[f"position {k}" for k in range(1, longest + 1)]], rows=rows),
             Plot(svg=plots.positions(known), alt=f"Acceptance rate by draft position: {said}."),
         ]
     return Section(title="Acceptance by draft position", blocks=blocks)
+
+
+def _conditional(cumulative: Sequence[float]) -> list[float | None]:
+    return [rate / before if before else None for before, rate in zip((1.0, *cumulative[:-1]), cumulative, strict=True)]
+
+
+def _contexts(domains: Mapping[str, Measured], recipe: Recipe) -> list[Section]:
+    rows = [[name, at, figure(x), str(x.n)] for name, f in domains.items() for at, x in f.contexts.items()]
+    if not rows:
+        return []
+    text = (
+        "Acceptance length of the windows that began with so many tokens of context, prompt and answer so far. "
+        f"Training saw rows of up to {recipe.train.pack_tokens} tokens; what is not in the table was not measured."
+    )
+    header = ["Domain", "Context, tokens", "Acceptance length", "Requests"]
+    return [Section(title="Acceptance by context length", blocks=[text, Table(header=header, rows=rows)])]
 
 
 def _arms(domains: Mapping[str, Measured]) -> Section:

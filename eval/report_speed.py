@@ -1,5 +1,7 @@
 """The report's sections on speed, cost and latency."""
 
+import statistics
+
 from eval import plots
 from eval.cost import served
 from eval.page import Block, Plot, Section, Table
@@ -126,8 +128,46 @@ def latency_section(verdict: Verdict) -> Section:
         "Arm",
         *[f"{what} {p}" for what in ("first token", "gap", "per token") for p in ("p50", "p99")],
     ]
+    drawn = _drawn(verdict.speed) if verdict.speed else []
     text = (
         "Milliseconds. A speculating engine answers in bursts: the gap is the wait between two chunks, of one or more "
         "tokens; per token is decode time / tokens, what a reader of the whole answer feels."
     )
-    return Section(title="Latency", blocks=[text, Table(header=header, rows=rows)])
+    return Section(title="Latency", blocks=[text, Table(header=header, rows=rows), *drawn])
+
+
+def _drawn(speed: Speed) -> list[Block]:
+    """The distribution of the time a token, alone and at the highest load, and what a load costs each answer."""
+    loads = {"1": speed.latency, **{load: at.latency for load, at in speed.loads.items()}}
+    blocks: list[Block] = []
+    for load in dict.fromkeys(("1", max(loads, key=int))):
+        known = {arm: x for arm, x in loads[load].items() if x.per_token}
+        if known:
+            said = "; ".join(
+                f"{ARMS[arm]} p50 {1000 * x.per_token_p50:.1f}, p99 {1000 * x.per_token_p99:.1f}"
+                for arm, x in known.items()
+            )
+            alt = f"Distribution over answers of ms a token, {load} in flight: {said}."
+            blocks.append(Plot(svg=plots.token_times(known, f"t{load}"), alt=alt))
+    points = _frontier(speed)
+    if speed.loads and points:
+        said = "; ".join(
+            f"{ARMS[arm]} {', '.join(f'{load}: {x:.0f} and {y:.0f}' for load, x, y in shown)}"
+            for arm, shown in points.items()
+        )
+        alt = f"Tokens/s of one answer and of all together, by requests in flight: {said}."
+        blocks.append(Plot(svg=plots.frontier(points), alt=alt))
+    return blocks
+
+
+def _frontier(speed: Speed) -> dict[str, list[tuple[str, float, float]]]:
+    """Arm -> (requests in flight, tokens/s of one answer, output tokens/s together) at each load that was timed."""
+    alone = {arm: statistics.median(r[arm] for r in speed.rounds if arm in r)
+             for arm in ARMS if any(arm in r for r in speed.rounds)}  # fmt: skip
+    by_load = {"1": (alone, speed.latency), **{load: (at.throughput, at.latency) for load, at in speed.loads.items()}}
+    found: dict[str, list[tuple[str, float, float]]] = {}
+    for load, (throughput, latency) in by_load.items():
+        for arm in throughput.keys() & latency.keys():
+            if latency[arm].per_token_p50 > 0:
+                found.setdefault(arm, []).append((load, 1 / latency[arm].per_token_p50, throughput[arm]))
+    return {arm: found[arm] for arm in ARMS if arm in found}

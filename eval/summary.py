@@ -15,6 +15,7 @@ from eval.acceptance import (
     tokens_per_step,
     without_last_window,
 )
+from eval.contexts import by_context
 from eval.loads import beside, latencies, loaded, same, sound
 from eval.sequential import Plan, repeated_interval
 from export.figures import Figure, Measured, Speed, Steps
@@ -82,6 +83,7 @@ def measured(name: str, recipe: Recipe, record: Record, requests: Sequence[Reque
             for at in [rows_of(requests, "head", name, t)]
         },
         looks=looks,
+        contexts=by_context(rows, recipe.train.pack_tokens, bootstrap),
         over_incumbent=_over_incumbent(name, recipe.gate, requests),
     )
 
@@ -158,6 +160,7 @@ def findings(
             f"speed: the rounds' ratios lie {spread(timed.rounds):.0%} apart; the machine was not quiet, so trust the "
             "interval less"
         )
+    said += _slower(timed)
     texts = timed.same if timed else None
     if texts and texts.equal < texts.answers:
         said.append(
@@ -172,6 +175,19 @@ def findings(
             "cover them"
         )
     return said
+
+
+def _slower(timed: Speed | None) -> list[str]:
+    """The loads at which no speculation is the better choice: those whose whole interval says so."""
+    if timed is None:
+        return []
+    by_load = {"1": timed.speedup, **{load: at.speedup for load, at in timed.loads.items()}}
+    slow = [
+        f"{load} in flight {x.value:.2f} [{x.low:.2f}, {x.high:.2f}]" for load, x in by_load.items() if x and x.high < 1
+    ]
+    return (
+        [f"speed: slower than no speculation at {', '.join(slow)}; serve such loads without the head"] if slow else []
+    )
 
 
 def _looked(name: str, figures: Measured) -> list[str]:

@@ -43,6 +43,8 @@ class Latency:
     gap_p99: float
     per_token_p50: float
     per_token_p99: float
+    per_token: list[float] = Field(default_factory=list[float])
+    """quantiles at 0, 5, ... 100%: the distribution that is drawn"""
 
 
 @dataclass(frozen=True, kw_only=True, config=_STRICT)
@@ -78,6 +80,8 @@ class Measured:
     """acceptance at the recipe's further temperatures"""
     looks: list[int] = Field(default_factory=list[int])
     """requests asked by each planned look (Record.looks)"""
+    contexts: dict[str, Figure] = Field(default_factory=dict[str, Figure])
+    """tokens of context where a window began, beside the longest training row -> acceptance length there"""
     over_incumbent: dict[str, Figure | None] = Field(default_factory=dict[str, Figure | None])
     """temperature -> acceptance length less the incumbent's, same prompts; empty without an incumbent"""
 
