@@ -77,20 +77,21 @@ def run_verb(recipe: Recipe, run: Path, verb: str) -> None:
         if verb == "gate":
             importlib.import_module("eval.gate").require_record(run)  # it knows why a measurement stopped
         for stage in (s for s in STAGES if s.verb == verb):
-            for name in stage.inputs:
-                found = state(STAGES[_index(name)], recipe, run, deep=True)
-                if found.status != "done":
-                    fault = GateRefused if stage.name in GATED else ValueError
-                    raise fault(
-                        f"{verb}: {name} is not done ({found.why}); `draftsmith {STAGES[_index(name)].verb}` first"
-                    )
-            if stage.name == "publication":
-                _require_pass(run)
+            _require_inputs(stage, recipe, run)
             own = state(stage, recipe, run, deep=True)
             if own.status != "done":
                 _make(stage, recipe, run, own.why)
             if stage.name == "verdict":
                 _require_pass(run)
+
+
+def publish_otherwise(recipe: Recipe, run: Path, rollback: str) -> None:
+    """Print what was put back on main (`rollback` is its tag), or else what publishing would commit."""
+    if rollback:
+        print(importlib.import_module("export.rollback").rollback(recipe.publish, rollback))
+        return
+    _require_inputs(STAGES[_index("publication")], recipe, run)
+    print(importlib.import_module("export.hub").dry_run(recipe, run))
 
 
 def states(recipe: Recipe, run: Path) -> dict[str, State]:
@@ -122,6 +123,18 @@ def _make(stage: Stage, recipe: Recipe, run: Path, why: str) -> None:
     _say(f"{stage.name}: {why}")
     manifest = build(stage, recipe, run)
     _say(f"{stage.name}: done in {manifest['wall_s']:.0f} s  {show.brief(manifest['accounting'])}")
+
+
+def _require_inputs(stage: Stage, recipe: Recipe, run: Path) -> None:
+    for name in stage.inputs:
+        found = state(STAGES[_index(name)], recipe, run, deep=True)
+        if found.status != "done":
+            fault = GateRefused if stage.name in GATED else ValueError
+            raise fault(
+                f"{stage.verb}: {name} is not done ({found.why}); `draftsmith {STAGES[_index(name)].verb}` first"
+            )
+    if stage.name == "publication":
+        _require_pass(run)
 
 
 def _require_pass(run: Path) -> None:
@@ -191,6 +204,10 @@ def command(args: argparse.Namespace) -> None:
         show_plan(recipe, run, args.json)
     elif args.verb == "status":
         show_status(recipe, run, args.json)
+    elif args.verb == "heads":
+        print(importlib.import_module("export.heads").heads(recipe.publish, args.json))
+    elif args.verb == "publish" and (args.rollback or args.dry_run):
+        publish_otherwise(recipe, run, args.rollback)
     elif args.verb == "run":
         run_stages(recipe, run, args.until)
     else:

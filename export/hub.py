@@ -6,6 +6,7 @@ Refused unless the verdict is about the very files and the very recipe that are 
 import io
 import re
 import shutil
+import tempfile
 from pathlib import Path
 from typing import Any, cast
 
@@ -14,10 +15,14 @@ import pyarrow.parquet
 from pydantic import TypeAdapter
 
 from data.target import read_target, served_path
+from export.ask import repo_at
 from export.card import card
 from export.checks import listing
+from export.index import Head, head_of
+from export.preview import preview
 from export.push import push
 from export.record import Record, Verdict, read_record, read_verdict, recipe_hash, to_json
+from export.remote import Local
 from export.scrub import scrub
 from export.validate import validate
 from recipes.artifact import damaged, digest, hash_file, hash_json, read_manifest, write_bytes, write_json
@@ -35,6 +40,31 @@ def make(recipe: Recipe, run: Path, out: Path) -> dict[str, Any]:
     Raises GateRefused where the verdict is missing, says no, or is about something else than what is here; ValueError
     for a local-only target with a repo_id and for what the Hub refuses; EnvironmentFault where the Hub fails.
     """
+    files, head = ready(recipe, run, out)
+    if not recipe.publish.repo_id:
+        for name in _HEAD:
+            shutil.copyfile(files[name].path, out / name)
+        return {"files": len(files), "bytes": sum(file.path.stat().st_size for file in files.values())}
+    receipt = push(
+        repo_at(recipe.publish), files, head, private=recipe.publish.private,
+        message=f"Draft head for {head.target}@{head.revision}, measured {head.date}",
+    )  # fmt: skip
+    write_json(out / "receipt.json", receipt | {"files": {name: file.sha256 for name, file in files.items()}})
+    return {"commit": receipt["commit"], "tag": receipt["tag"], "url": receipt["url"]}
+
+
+def dry_run(recipe: Recipe, run: Path) -> str:
+    """What :func:`make` would commit, and where. Changes nothing, here or there; raises what `make` would."""
+    with tempfile.TemporaryDirectory() as folder:
+        files, head = ready(recipe, run, Path(folder))
+        return preview(recipe.publish, files, head, str(run / "publication"))
+
+
+def ready(recipe: Recipe, run: Path, out: Path) -> tuple[dict[str, Local], Head]:
+    """The repo's files, those that are not in the run yet written into `out`, and the head's entry in heads.json.
+
+    Raises GateRefused where they may not be published, ValueError where the target is local only.
+    """
     target = read_target(run)
     if recipe.publish.repo_id and target["local"]:
         raise ValueError(
@@ -43,21 +73,10 @@ def make(recipe: Recipe, run: Path, out: Path) -> dict[str, Any]:
         )
     record, verdict = require_pass(recipe, run)
     require_sound(run, target)
-    files = lay_out(recipe, run, out, (_portable(record, run), _portable(verdict, run)))
-    if not recipe.publish.repo_id:
-        for name in _HEAD:
-            shutil.copyfile(files[name], out / name)
-        return {"files": len(files), "bytes": sum(path.stat().st_size for path in files.values())}
-    receipt = push(
-        files,
-        repo_id=recipe.publish.repo_id,
-        private=recipe.publish.private,
-        endpoint=recipe.publish.endpoint,
-        tag=tag_name(target["revision"]),
-        message=f"Draft head for {target['id']}@{target['revision']}, measured {verdict.conditions.date}",
-    )
-    write_json(out / "receipt.json", receipt | {"files": {name: hash_file(path) for name, path in files.items()}})
-    return {"commit": receipt["commit"], "tag": receipt["tag"], "url": receipt["url"]}
+    shown = _portable(verdict, run)
+    paths = lay_out(recipe, run, out, (_portable(record, run), shown))
+    files = {name: Local(path=path, sha256=hash_file(path)) for name, path in paths.items()}
+    return files, head_of(shown, target, files["model.safetensors"].sha256, tag_name(target["revision"]))
 
 
 def require_pass(recipe: Recipe, run: Path) -> tuple[Record, Verdict]:

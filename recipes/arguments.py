@@ -14,7 +14,8 @@ _TEXTS = {
     "export": "the Speculators folder; with --check FOLDER, validate anybody's",
     "measure": "serve target and head in vLLM and keep the raw record",
     "gate": "judge the record: exit code 2 means no",
-    "publish": "push what passed to the Hub, or to a folder laid out like it",
+    "publish": "push what passed to the Hub, or to a folder laid out like it; --rollback TAG takes it back",
+    "heads": "what is published on the Hub, with its figures",
 }
 
 
@@ -31,10 +32,14 @@ def parser(about: str, verbs: tuple[str, ...], stages: tuple[str, ...]) -> argpa
         one.add_argument("recipe", nargs=nargs, help="a YAML file or a shipped recipe's name")
         one.add_argument("overrides", nargs="*", metavar="key=value", help="e.g. train.tokens=100000")
         one.add_argument("--runs", default="runs", help="where runs live (default: runs)")
-        if verb in ("plan", "status"):
+        if verb in ("plan", "status", "heads"):
             one.add_argument("--json", action="store_true", help="for machines")
         if verb == "run":
             one.add_argument("--until", default="publication", choices=[*verbs, *stages])
+        if verb == "publish":
+            instead = one.add_mutually_exclusive_group()
+            instead.add_argument("--rollback", metavar="TAG", default="", help="put this earlier head on main again")
+            instead.add_argument("--dry-run", action="store_true", help="say what would be committed, change nothing")
         if verb == "export":
             one.add_argument("--check", metavar="FOLDER", help="validate this folder instead")
             one.add_argument("--target", default="", help="the target's folder, to compare FOLDER with")

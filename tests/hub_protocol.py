@@ -10,6 +10,7 @@ import json
 import re
 from dataclasses import dataclass, field
 from typing import Any, cast
+from urllib.parse import parse_qs
 
 import yaml
 
@@ -112,13 +113,25 @@ def tree(state: State, request: Request, repo_id: str, revision: str) -> Answer:
     commit = _commit_of(state, repo_id, revision)
     if commit is None:
         return _MISSING
+    return 200, _entries(commit), {}
+
+
+def paths_info(state: State, request: Request, repo_id: str, revision: str) -> Answer:
+    commit = _commit_of(state, repo_id, revision)
+    if commit is None:
+        return _MISSING
+    asked = parse_qs(request.body.decode())["paths"]
+    return 200, [entry for entry in _entries(commit) if entry["path"] in asked], {}
+
+
+def _entries(commit: Commit) -> list[dict[str, Any]]:
     entries: list[dict[str, Any]] = []
     for name, data in sorted(commit.files.items()):
         entry: dict[str, Any] = {"type": "file", "path": name, "size": len(data), "oid": _git_oid(data)}
         if name in commit.large:
             entry["lfs"] = {"oid": commit.large[name], "size": len(data), "pointerSize": 130}
         entries.append(entry)
-    return 200, entries, {}
+    return entries
 
 
 def refs(state: State, request: Request, repo_id: str) -> Answer:
@@ -215,6 +228,11 @@ def commit(state: State, request: Request, repo_id: str, revision: str) -> Answe
             files[value["path"]], large[value["path"]] = state.objects[value["oid"]], value["oid"]
         elif line["key"] == "file":
             files[value["path"]] = base64.b64decode(value["content"])
+            large.pop(value["path"], None)
+        elif line["key"] == "deletedFile":
+            if files.pop(value["path"], None) is None:
+                return 404, {"error": "A file with this name doesn't exist"}, {"X-Error-Code": "EntryNotFound"}
+            large.pop(value["path"], None)
         else:
             return 400, {"error": f"unknown operation {line['key']}"}, {}
     oid = _oid(head.oid, request.body)
@@ -261,6 +279,7 @@ _ROUTES = (
     (rf"GET /api/models/{_REPO}", info),
     (rf"GET /api/models/{_REPO}/revision/(.+)", info),
     (rf"GET /api/models/{_REPO}/tree/([^/]+)/?", tree),
+    (rf"POST /api/models/{_REPO}/paths-info/([^/]+)", paths_info),
     (rf"GET /api/models/{_REPO}/refs", refs),
     (rf"POST /api/models/{_REPO}/tag/(.+)", tag),
     (rf"POST /api/models/{_REPO}/preupload/(.+)", preupload),

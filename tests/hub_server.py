@@ -39,6 +39,8 @@ class Failure:
     headers: dict[str, str]
     after: bool
     """do what was asked first, so that only the answer is lost"""
+    cut: int
+    """drop the connection when so many bytes of the body have come; 0 = read it whole"""
 
 
 class Hub:
@@ -66,10 +68,12 @@ class Hub:
             with contextlib.suppress(OSError):
                 connection.shutdown(socket.SHUT_RDWR)
 
-    def fail(self, match: str, status: int, times: int = 1, *, after: bool = False, **headers: str) -> None:
-        """Make the next `times` requests that match the pattern (`METHOD /path`) fail."""
+    def fail(
+        self, match: str, status: int, times: int = 1, *, after: bool = False, cut: int = 0, **headers: str
+    ) -> None:
+        """Make the next `times` requests that match the pattern (`METHOD /path`) fail; for `cut`, see Failure."""
         named = {name.replace("_", "-"): value for name, value in headers.items()}
-        self.failures.append(Failure(match=match, status=status, times=times, headers=named, after=after))
+        self.failures.append(Failure(match=match, status=status, times=times, headers=named, after=after, cut=cut))
 
 
 class _Handler(BaseHTTPRequestHandler):
@@ -103,11 +107,12 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _answer(self) -> None:
         split = urlsplit(self.path)
-        body, path = self._read(), unquote(split.path)
+        path = unquote(split.path)
         line = f"{self.command} {path}"
+        failure = self._failure(line)
+        body = self.rfile.read(failure.cut) if failure and failure.cut else self._read()
         authorised = self.headers.get("authorization") == f"Bearer {Hub.TOKEN}"
         self.hub.seen.append(Seen(method=self.command, path=path, authorised=authorised, body=body))
-        failure = self._failure(line)
         if failure and not failure.after:
             self._fail(failure)
             return
