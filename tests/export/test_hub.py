@@ -196,7 +196,7 @@ def test_one_commit_and_a_tag(tmp_path: Path, logged_in: None):
         assert repo.private
         assert len(repo.commits) == 2  # the Hub's own first one, and ours
         commit = repo.commits[-1]
-        assert sorted(commit.files) == LAID_OUT
+        assert sorted(commit.files) == sorted([*LAID_OUT, "heads.json"])
         assert sorted(commit.large) == ["model.safetensors", "requests.parquet"]
         assert commit.message == "Draft head for org/target@v1, measured 2026-01-01T00:00:00Z"
         assert repo.tags == {"target-v1": commit.oid}

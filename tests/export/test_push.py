@@ -1,4 +1,4 @@
-"""The real huggingface_hub client against a Hub on loopback."""
+"""The real huggingface_hub client against a Hub on loopback, with plain LFS uploads: its Xet path is switched off."""
 
 from pathlib import Path
 from typing import Any
@@ -7,32 +7,17 @@ import huggingface_hub
 import pytest
 from huggingface_hub import HfApi
 
-from export.push import push
+from export.index import FILE
 from recipes.faults import EnvironmentFault
+from tests.export.publishing import LATER, REPO, entry, index_of, on_main, racing, send, small
 from tests.hub_server import Hub
-
-REPO = "org/head"
-
-
-def small(folder: Path, **texts: str) -> dict[str, Path]:
-    """Files to push, one of them large in the Hub's eyes."""
-    folder.mkdir(parents=True, exist_ok=True)
-    held = {"README.md": "---\nlicense: mit\n---\n", "model.safetensors": "weights" * 100, **texts}
-    for name, text in held.items():
-        (folder / name).write_text(text)
-    return {name: folder / name for name in held}
-
-
-def send(hub: Hub, files: dict[str, Path], **changes: Any) -> dict[str, Any]:
-    settings: dict[str, Any] = {"repo_id": REPO, "private": True, "tag": "target-v1", "message": "a head"}
-    return push(files, endpoint=hub.url, **(settings | changes))
 
 
 def test_large_files_in_parts(tmp_path: Path, logged_in: None):
     with Hub(chunk_bytes=256) as hub:
         files = small(tmp_path)
         send(hub, files)
-        assert hub.state.repos[REPO].commits[-1].files["model.safetensors"] == files["model.safetensors"].read_bytes()
+        assert hub.state.repos[REPO].commits[-1].files["model.safetensors"] == files["model.safetensors"].path.read_bytes()
         assert sum(s.method == "PUT" for s in hub.seen) == 3
 
 
@@ -70,19 +55,92 @@ def test_other_weights_in_the_repo_are_not_shadowed(tmp_path: Path, logged_in: N
         assert len(hub.state.repos[REPO].commits) == 1
 
 
-def test_a_repo_that_changes_meanwhile_is_left_alone(tmp_path: Path, logged_in: None, monkeypatch: pytest.MonkeyPatch):
+def test_two_publications_at_once_are_both_in_the_index(tmp_path: Path, logged_in: None):
     with Hub() as hub:
         hub.state.create(REPO, private=True)
-        create_commit = HfApi.create_commit
+        other = small(tmp_path / "other", **{"model.safetensors": "other" * 100})
+        mine = small(tmp_path / "mine")
+        api = racing(hub, lambda: send(hub, other, tag="target-v0", revision="v0", date=LATER))
+        receipt = send(hub, mine, api=api)
+        assert [head.tag for head in index_of(hub).heads] == ["target-v0", "target-v1"]
+        assert index_of(hub).current == "target-v1"
+        repo = hub.state.repos[REPO]
+        assert len(repo.commits) == 3 and repo.commits[-1].parent == repo.tags["target-v0"]
+        assert repo.tags["target-v1"] == receipt["commit"] == repo.commits[-1].oid
 
-        def late(self: HfApi, *args: Any, **settings: Any) -> Any:
-            HfApi(endpoint=hub.url).upload_file(path_or_fileobj=b"x", path_in_repo="other.txt", repo_id=REPO)
-            return create_commit(self, *args, **settings)
 
-        monkeypatch.setattr("export.push.HfApi", type("Late", (HfApi,), {"create_commit": late}))
-        with pytest.raises(ValueError, match=r"it changed meanwhile \(412\): publish again"):
+def test_a_repo_that_changes_all_the_time_is_left_alone(tmp_path: Path, logged_in: None):
+    with Hub() as hub:
+        hub.state.create(REPO, private=True)
+        numbers = iter(range(9))
+
+        def act() -> None:
+            HfApi(endpoint=hub.url).upload_file(
+                path_or_fileobj=b"x", path_in_repo=f"{next(numbers)}.txt", repo_id=REPO
+            )
+
+        with pytest.raises(ValueError, match="it changed meanwhile, 3 times; somebody else publishes there, try again"):
+            send(hub, small(tmp_path), api=racing(hub, act, times=99))
+        assert sorted(on_main(hub)) == ["0.txt", "1.txt", "2.txt"] and hub.state.repos[REPO].tags == {}
+
+
+@pytest.mark.parametrize("status", [409, 412])
+def test_a_conflict_is_tried_again(tmp_path: Path, logged_in: None, status: int):
+    with Hub() as hub:
+        hub.fail("/commit/", status, times=2)
+        send(hub, small(tmp_path))
+        assert len(hub.state.repos[REPO].commits) == 2
+        assert sum(s.path.endswith("/commit/main") for s in hub.seen) == 3
+
+
+def test_an_upload_that_breaks_in_the_middle_ends_with_the_right_bytes(
+    tmp_path: Path, logged_in: None, waits: list[float]
+):
+    with Hub() as hub:
+        files = small(tmp_path, **{"model.safetensors": "0123456789abcdef" * 65536})
+        hub.fail("PUT /lfs", 0, times=2, cut=100_000)
+        send(hub, files)
+        repo = hub.state.repos[REPO]
+        assert len(repo.commits) == 2
+        assert repo.commits[-1].files["model.safetensors"] == files["model.safetensors"].path.read_bytes()
+        assert sum(s.method == "PUT" for s in hub.seen) == 3
+
+
+def test_a_killed_upload_leaves_nothing_half_and_is_resumed(tmp_path: Path, logged_in: None, waits: list[float]):
+    with Hub(chunk_bytes=1 << 16) as hub:
+        files = small(tmp_path, **{"model.safetensors": "0123456789abcdef" * 65536})
+        hub.fail("PUT /lfs", 0, times=999, cut=10)
+        with pytest.raises(EnvironmentFault, match="cannot be reached"):
+            send(hub, files)
+        assert len(hub.state.repos[REPO].commits) == 1 and hub.state.repos[REPO].tags == {}
+        hub.failures.clear()
+        send(hub, files)
+        sent = sum(s.method == "PUT" for s in hub.seen)
+        send(hub, files)
+        assert sum(s.method == "PUT" for s in hub.seen) == sent, "what is there is not sent again"
+        assert on_main(hub)["model.safetensors"] == files["model.safetensors"].path.read_bytes()
+
+
+def test_the_index_is_in_the_heads_own_commit_and_keeps_the_heads_before(tmp_path: Path, logged_in: None):
+    with Hub() as hub:
+        first = small(tmp_path / "1")
+        second = small(tmp_path / "2", **{"model.safetensors": "better" * 100})
+        send(hub, first)
+        send(hub, second, date=LATER)
+        repo = hub.state.repos[REPO]
+        assert len(repo.commits) == 3 and all(FILE in commit.files for commit in repo.commits[1:])
+        assert index_of(hub).heads == [entry(first), entry(second, tag="target-v1.2", date=LATER)]
+        assert index_of(hub).current == "target-v1.2"
+        assert str(tmp_path) not in repo.commits[-1].files[FILE].decode()
+
+
+@pytest.mark.parametrize("text", ["{", "[]", '{"schema": 2, "current": "", "heads": []}', '{"schema": 1}', "NaN"])
+def test_an_index_that_is_not_understood_is_never_written_over(tmp_path: Path, logged_in: None, text: str):
+    with Hub() as hub:
+        hub.state.create(REPO, private=True, files={FILE: text.encode()})
+        with pytest.raises(ValueError, match=r"heads\.json cannot be read .*nothing was written"):
             send(hub, small(tmp_path))
-        assert sorted(hub.state.repos[REPO].commits[-1].files) == ["other.txt"]
+        assert len(hub.state.repos[REPO].commits) == 1 and hub.state.repos[REPO].tags == {}
 
 
 @pytest.mark.parametrize(
@@ -91,7 +149,8 @@ def test_a_repo_that_changes_meanwhile_is_left_alone(tmp_path: Path, logged_in: 
         ("repos/create", 401, ValueError, r"the login was refused \(401\): set HF_TOKEN"),
         ("repos/create|models/org/head$", 403, ValueError, r"this login may not write there \(403\)"),
         ("repos/create", 404, ValueError, r"not found \(404\): correct publish.repo_id"),
-        ("/commit/", 409, ValueError, r"it changed meanwhile \(409\)"),
+        ("/commit/", 409, ValueError, "it changed meanwhile, 3 times"),
+        ("/commit/", 412, ValueError, "it changed meanwhile, 3 times"),
         ("/commit/", 422, ValueError, "422"),
         ("repos/create", 429, EnvironmentFault, r"too many requests \(429\)"),
         ("/commit/", 500, EnvironmentFault, r"the Hub failed \(500\)"),
