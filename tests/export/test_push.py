@@ -1,7 +1,6 @@
 """The real huggingface_hub client against a Hub on loopback, with plain LFS uploads: its Xet path is switched off."""
 
 from pathlib import Path
-from typing import Any
 
 import huggingface_hub
 import pytest
@@ -17,7 +16,9 @@ def test_large_files_in_parts(tmp_path: Path, logged_in: None):
     with Hub(chunk_bytes=256) as hub:
         files = small(tmp_path)
         send(hub, files)
-        assert hub.state.repos[REPO].commits[-1].files["model.safetensors"] == files["model.safetensors"].path.read_bytes()
+        assert (
+            hub.state.repos[REPO].commits[-1].files["model.safetensors"] == files["model.safetensors"].path.read_bytes()
+        )
         assert sum(s.method == "PUT" for s in hub.seen) == 3
 
 
@@ -75,9 +76,7 @@ def test_a_repo_that_changes_all_the_time_is_left_alone(tmp_path: Path, logged_i
         numbers = iter(range(9))
 
         def act() -> None:
-            HfApi(endpoint=hub.url).upload_file(
-                path_or_fileobj=b"x", path_in_repo=f"{next(numbers)}.txt", repo_id=REPO
-            )
+            HfApi(endpoint=hub.url).upload_file(path_or_fileobj=b"x", path_in_repo=f"{next(numbers)}.txt", repo_id=REPO)
 
         with pytest.raises(ValueError, match="it changed meanwhile, 3 times; somebody else publishes there, try again"):
             send(hub, small(tmp_path), api=racing(hub, act, times=99))
