@@ -39,6 +39,15 @@ def test_a_tag_is_never_moved(tmp_path: Path, logged_in: None):
         assert [tags[r["tag"]] for r in (first, second, third)] == [r["commit"] for r in (first, second, third)]
 
 
+def test_a_tag_that_somebody_else_set_is_left_where_it_is(tmp_path: Path, logged_in: None):
+    with Hub() as hub:
+        repo = hub.state.create(REPO, private=True)
+        repo.tags["target-v1"] = repo.commits[0].oid
+        receipt = send(hub, small(tmp_path))
+        assert receipt["tag"] == "target-v1.2" == index_of(hub).current
+        assert repo.tags == {"target-v1": repo.commits[0].oid, "target-v1.2": receipt["commit"]}
+
+
 def test_a_public_repo_is_not_used_for_a_private_head(tmp_path: Path, logged_in: None):
     with Hub() as hub:
         hub.state.create(REPO, private=False)
