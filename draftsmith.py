@@ -206,6 +206,8 @@ def command(args: argparse.Namespace) -> None:
         show_status(recipe, run, args.json)
     elif args.verb == "heads":
         print(importlib.import_module("export.heads").heads(recipe.publish, args.json))
+    elif args.verb == "gate" and args.dry_run:
+        print(importlib.import_module("eval.needs").needs(recipe, run))
     elif args.verb == "publish" and (args.rollback or args.dry_run):
         publish_otherwise(recipe, run, args.rollback)
     elif args.verb == "run":

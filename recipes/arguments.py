@@ -40,6 +40,8 @@ def parser(about: str, verbs: tuple[str, ...], stages: tuple[str, ...]) -> argpa
             instead = one.add_mutually_exclusive_group()
             instead.add_argument("--rollback", metavar="TAG", default="", help="put this earlier head on main again")
             instead.add_argument("--dry-run", action="store_true", help="say what would be committed, change nothing")
+        if verb == "gate":
+            one.add_argument("--dry-run", action="store_true", help="say what the gate would need, judge nothing")
         if verb == "export":
             one.add_argument("--check", metavar="FOLDER", help="validate this folder instead")
             one.add_argument("--target", default="", help="the target's folder, to compare FOLDER with")
