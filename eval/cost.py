@@ -5,7 +5,6 @@ USD per 1M output tokens = GPUs x USD an hour / (3600 x output tokens/s) x 1e6; 
 the same seconds and has no price of its own.
 """
 
-import statistics
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, cast
@@ -43,12 +42,11 @@ def served(speed: Speed, cost: Cost) -> list[Served]:
 
 def _loads(speed: Speed, arm: str) -> dict[int, tuple[float, float | None]]:
     """Requests in flight -> output tokens/s, p99 of an answer's milliseconds per token."""
-    rounds = [shown[arm] for shown in speed.rounds if shown.get(arm)]
-    found = {1: (statistics.median(rounds), _token_ms(speed.latency, arm))} if rounds else {}
-    for load, at in speed.loads.items():
-        if at.throughput.get(arm):
-            found[int(load)] = at.throughput[arm], _token_ms(at.latency, arm)
-    return found
+    return {
+        int(load): (at.throughput[arm], _token_ms(at.latency, arm))
+        for load, at in speed.at.items()
+        if at.throughput.get(arm)
+    }
 
 
 def _token_ms(latency: Mapping[str, Any], arm: str) -> float | None:

@@ -46,13 +46,14 @@ def _domain(recipe: Recipe, name: str, planned: int, pilot: Sequence[Request]) -
     lines += [f"  {_bound(key, least, few, n, gate.confidence)}" for key, least, few, n in bounds if least]
     if not rows or rule.min_acceptance:
         return lines
-    wide = _width(rows, planned, gate.confidence)
-    return [*lines, f"  no bound on its acceptance length{f'; the interval would be {wide}' if wide else ''}"]
+    known = _tells(rows) and planned >= 2
+    wide = f"; the interval would be +-{half_width(spread(rows), planned, gate.confidence):.3f}" if known else ""
+    return [*lines, f"  no bound on its acceptance length{wide}"]
 
 
 def _bound(key: str, least: float, rows: Sequence[Request], planned: int, confidence: float) -> str:
     """What a bound would take, and what the plan gives it."""
-    if len(rows) < 2 or not any(r.drafts for r in rows):
+    if not _tells(rows):
         return f"{key} {least:g}: unknown, the record holds {len(rows)} such answers"
     length, own = 1 + sum(r.accepted for r in rows) / sum(r.drafts for r in rows), spread(rows)
     said = f"{key} {least:g}: {length:.3f} before, from {len(rows)} answers"
@@ -64,15 +65,15 @@ def _bound(key: str, least: float, rows: Sequence[Request], planned: int, confid
     needed = requests_to_show(own, length - least, confidence, _POWER) if own else 2
     count = str(needed) if needed <= _MOST else f"more than {_MOST}"
     return (
-        f"{said}; {planned} planned give {_width(rows, planned, confidence)} and pass with chance {chance:.0%}; "
+        f"{said}; {planned} planned give +-{half_width(own, planned, confidence):.3f} and pass with chance "
+        f"{chance:.0%}; "
         f"{_POWER:.0%} needs {count}"
     )
 
 
-def _width(rows: Sequence[Request], planned: int, confidence: float) -> str:
-    if len(rows) < 2 or planned < 2 or not any(r.drafts for r in rows):
-        return ""
-    return f"+-{half_width(spread(rows), planned, confidence):.3f}"
+def _tells(rows: Sequence[Request]) -> bool:
+    """True where the rows have a spread."""
+    return len(rows) >= 2 and any(r.drafts for r in rows)
 
 
 def _speed(recipe: Recipe) -> str:

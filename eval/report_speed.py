@@ -1,7 +1,5 @@
 """The report's sections on speed, cost and latency."""
 
-import statistics
-
 from eval import plots
 from eval.cost import served
 from eval.page import Block, Plot, Section, Table
@@ -84,7 +82,7 @@ def cost_sections(speed: Speed | None, recipe: Recipe) -> list[Section]:
 
 def _beside(speed: Speed) -> list[Block]:
     """The head against the other arms that draft."""
-    by_load = {"1": speed.beside, **{load: at.beside for load, at in speed.loads.items()}}
+    by_load = {load: at.beside for load, at in speed.at.items()}
     arms = [arm for arm in ARMS if any(arm in figures for figures in by_load.values())]
     if not arms:
         return []
@@ -119,10 +117,8 @@ def latency_section(verdict: Verdict) -> Section:
         for arm, figures in f.latency.items()
     ]
     if verdict.speed:
-        rows += [[f"{verdict.speed.domain}, 1 in flight", ARMS[arm], *milliseconds(x)]
-                 for arm, x in verdict.speed.latency.items()]  # fmt: skip
         rows += [[f"{verdict.speed.domain}, {load} in flight", ARMS[arm], *milliseconds(x)]
-                 for load, at in verdict.speed.loads.items() for arm, x in at.latency.items()]  # fmt: skip
+                 for load, at in verdict.speed.at.items() for arm, x in at.latency.items()]  # fmt: skip
     header = [
         "Traffic",
         "Arm",
@@ -138,10 +134,10 @@ def latency_section(verdict: Verdict) -> Section:
 
 def _drawn(speed: Speed) -> list[Block]:
     """The distribution of the time a token, alone and at the highest load, and what a load costs each answer."""
-    loads = {"1": speed.latency, **{load: at.latency for load, at in speed.loads.items()}}
+    loads = speed.at
     blocks: list[Block] = []
     for load in dict.fromkeys(("1", max(loads, key=int))):
-        known = {arm: x for arm, x in loads[load].items() if x.per_token}
+        known = {arm: x for arm, x in loads[load].latency.items() if x.per_token}
         if known:
             said = "; ".join(
                 f"{ARMS[arm]} p50 {1000 * x.per_token_p50:.1f}, p99 {1000 * x.per_token_p99:.1f}"
@@ -162,12 +158,9 @@ def _drawn(speed: Speed) -> list[Block]:
 
 def _frontier(speed: Speed) -> dict[str, list[tuple[str, float, float]]]:
     """Arm -> (requests in flight, tokens/s of one answer, output tokens/s together) at each load that was timed."""
-    alone = {arm: statistics.median(r[arm] for r in speed.rounds if arm in r)
-             for arm in ARMS if any(arm in r for r in speed.rounds)}  # fmt: skip
-    by_load = {"1": (alone, speed.latency), **{load: (at.throughput, at.latency) for load, at in speed.loads.items()}}
     found: dict[str, list[tuple[str, float, float]]] = {}
-    for load, (throughput, latency) in by_load.items():
-        for arm in throughput.keys() & latency.keys():
-            if latency[arm].per_token_p50 > 0:
-                found.setdefault(arm, []).append((load, 1 / latency[arm].per_token_p50, throughput[arm]))
+    for load, at in speed.at.items():
+        for arm in at.throughput.keys() & at.latency.keys():
+            if at.latency[arm].per_token_p50 > 0:
+                found.setdefault(arm, []).append((load, 1 / at.latency[arm].per_token_p50, at.throughput[arm]))
     return {arm: found[arm] for arm in ARMS if arm in found}

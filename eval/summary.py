@@ -181,7 +181,7 @@ def _slower(timed: Speed | None) -> list[str]:
     """The loads at which no speculation is the better choice: those whose whole interval says so."""
     if timed is None:
         return []
-    by_load = {"1": timed.speedup, **{load: at.speedup for load, at in timed.loads.items()}}
+    by_load = {load: at.speedup for load, at in timed.at.items()}
     slow = [
         f"{load} in flight {x.value:.2f} [{x.low:.2f}, {x.high:.2f}]" for load, x in by_load.items() if x and x.high < 1
     ]

@@ -1,5 +1,6 @@
 """What is measured, as figures: the parts that a verdict shows, the card prints and the report draws."""
 
+import statistics
 from typing import Any
 
 from pydantic import ConfigDict, Field
@@ -135,3 +136,17 @@ class Speed:
     """further arm -> speed-up over it instead of over no speculation"""
     same: Same | None = None
     """None where the arms were not timed at T=0"""
+
+    @property
+    def at(self) -> dict[str, Loaded]:
+        """Requests in flight -> figures there, one in flight first; its throughput is the median of the rounds."""
+        arms = {arm for shown in self.rounds for arm in shown if arm != "ratio"}
+        rates = {arm: [shown[arm] for shown in self.rounds if shown.get(arm)] for arm in arms}
+        alone = Loaded(
+            speedup=self.speedup,
+            p99=self.p99,
+            beside=self.beside,
+            throughput={arm: statistics.median(found) for arm, found in rates.items() if found},
+            latency=self.latency,
+        )
+        return {"1": alone, **self.loads}

@@ -6,7 +6,7 @@ from typing import Any
 
 from export.ask import Repo, ask
 from export.index import FILE, Head, to_bytes, with_head
-from export.remote import Change, Local, Main, holds, look, settle, tree
+from export.remote import Change, Local, Main, holds, look, settle, tags, tree
 from export.validate import PICKLES
 
 _WEIGHTS = (".safetensors", ".safetensors.index.json", *PICKLES)
@@ -75,7 +75,7 @@ def _free_tag(repo: Repo, main: Main, files: dict[str, Local], head: Head) -> st
 
 
 def _tag(repo: Repo, name: str, commit: str) -> None:
-    found = {ref.name: ref.target_commit for ref in repo.api.list_repo_refs(repo.repo_id).tags}.get(name)
+    found = tags(repo).get(name)
     if found is None:
         repo.api.create_tag(repo.repo_id, tag=name, revision=commit)
     elif found != commit:

@@ -70,7 +70,7 @@ def look(repo: Repo) -> Main:
         commit=commit,
         private=found.private is not False,
         files=files,
-        tags=tags(repo),
+        tags=ask(repo, lambda: tags(repo)),
         index=_index(repo, commit, files[FILE]) if FILE in files else None,
     )
 
@@ -82,9 +82,8 @@ def tree(repo: Repo, commit: str) -> dict[str, RepoFile]:
 
 
 def tags(repo: Repo) -> dict[str, str]:
-    """The repo's tags: name -> commit."""
-    found = ask(repo, lambda: repo.api.list_repo_refs(repo.repo_id).tags)
-    return {ref.name: ref.target_commit for ref in found}
+    """The repo's tags: name -> commit. Asks once; a caller's :func:`ask` tries again."""
+    return {ref.name: ref.target_commit for ref in repo.api.list_repo_refs(repo.repo_id).tags}
 
 
 def holds(found: RepoFile | None, file: Local) -> bool:
