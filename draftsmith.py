@@ -85,9 +85,9 @@ def run_verb(recipe: Recipe, run: Path, verb: str) -> None:
                 _require_pass(run)
 
 
-def publish_otherwise(recipe: Recipe, run: Path, rollback: str) -> None:
+def publish_otherwise(recipe: Recipe, run: Path, rollback: str | None) -> None:
     """Print what was put back on main (`rollback` is its tag), or else what publishing would commit."""
-    if rollback:
+    if rollback is not None:  # an empty tag must not publish
         print(importlib.import_module("export.rollback").rollback(recipe.publish, rollback))
         return
     _require_inputs(STAGES[_index("publication")], recipe, run)
@@ -208,7 +208,7 @@ def command(args: argparse.Namespace) -> None:
         print(importlib.import_module("export.heads").heads(recipe.publish, args.json))
     elif args.verb == "gate" and args.dry_run:
         print(importlib.import_module("eval.needs").needs(recipe, run))
-    elif args.verb == "publish" and (args.rollback or args.dry_run):
+    elif args.verb == "publish" and (args.rollback is not None or args.dry_run):
         publish_otherwise(recipe, run, args.rollback)
     elif args.verb == "run":
         run_stages(recipe, run, args.until)

@@ -3,6 +3,7 @@
 import difflib
 import importlib.util
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, cast
 
@@ -38,17 +39,19 @@ def make(recipe: Recipe, run: Path, out: Path) -> dict[str, Any]:
     """
     target = recipe.target
     folder, local = _obtain(recipe, out)
-    config = AutoConfig.from_pretrained(folder).get_text_config()
+    config = _loaded(recipe, lambda: AutoConfig.from_pretrained(folder).get_text_config())
     faults = fact_faults(target.facts, config)
     if faults:
         raise ValueError(
             f"target {target.id}: the files at {target.path or target.id} differ from the recipe: {faults}; name the "
             "right target.path, or correct target.facts"
         )
-    template = AutoTokenizer.from_pretrained(folder).chat_template or ""
+    template = _loaded(recipe, lambda: AutoTokenizer.from_pretrained(folder)).chat_template or ""
     if not template:
         raise ValueError(f"target {target.id}: its tokenizer has no chat template; use an instruction-tuned model")
     weights = sorted(folder.glob("*.safetensors"))
+    if not weights:
+        raise ValueError(f"target {target.id}: {folder} holds no *.safetensors; name a folder that has them")
     info = {
         "id": target.id,
         "revision": target.revision,
@@ -149,10 +152,25 @@ def _obtain(recipe: Recipe, out: Path) -> tuple[Path, bool]:
             ) from error
     file = package_file(path) if path.startswith("package:") else Path(path).expanduser().resolve()
     if file.suffix == ".gguf" and file.is_file():
-        return _from_gguf(file, out / "model", getattr(torch, recipe.target.dtype)), True
+        return _loaded(recipe, lambda: _from_gguf(file, out / "model", getattr(torch, recipe.target.dtype))), True
     if not (file / "config.json").is_file():
         raise ValueError(f"target.path: {path!r} is neither a folder with config.json nor a .gguf file; name one")
     return file, True
+
+
+def _loaded(recipe: Recipe, call: Callable[[], Any]) -> Any:
+    """What `call` loads of the target. Raises ValueError where transformers cannot read it."""
+    try:
+        return call()
+    except Exception as error:  # transformers and its readers raise many kinds on files that are no model
+        if isinstance(error, (ImportError, MemoryError)) or getattr(error, "errno", None):
+            raise  # the machine's fault, not the files'
+        place = f"target.path: {recipe.target.path!r}" if recipe.target.path else f"target {recipe.target.id}"
+        said = (str(error).splitlines() or [type(error).__name__])[0][:200]
+        raise ValueError(
+            f"{place} cannot be loaded by transformers ({said}); name the folder, or the .gguf file, of "
+            f"{recipe.target.id}"
+        ) from error
 
 
 def _from_gguf(file: Path, folder: Path, dtype: torch.dtype) -> Path:

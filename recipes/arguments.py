@@ -38,7 +38,7 @@ def parser(about: str, verbs: tuple[str, ...], stages: tuple[str, ...]) -> argpa
             one.add_argument("--until", default="publication", choices=[*verbs, *stages])
         if verb == "publish":
             instead = one.add_mutually_exclusive_group()
-            instead.add_argument("--rollback", metavar="TAG", default="", help="put this earlier head on main again")
+            instead.add_argument("--rollback", metavar="TAG", help="put this earlier head on main again")
             instead.add_argument("--dry-run", action="store_true", help="say what would be committed, change nothing")
         if verb == "gate":
             one.add_argument("--dry-run", action="store_true", help="say what the gate would need, judge nothing")

@@ -42,7 +42,9 @@ def raw(path: str, overrides: list[str] | None = None) -> dict[str, Any]:
         plain = OmegaConf.to_container(config, resolve=True)
     except (OmegaConfBaseException, yaml.YAMLError, TypeError) as error:
         given = f" (with {', '.join(overrides)})" if overrides else ""
-        raise ValueError(f"recipe {path}{given}: {_first_line(error)}") from error
+        alone = any(part.isdigit() for item in overrides or [] for part in item.partition("=")[0].split("."))
+        hint = "; a list is overridden whole, key=[item, ...], not item by item" if alone else ""
+        raise ValueError(f"recipe {path}{given}: {_first_line(error)}{hint}") from error
     assert isinstance(plain, dict)
     return cast(dict[str, Any], plain)
 

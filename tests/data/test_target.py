@@ -1,5 +1,7 @@
+import errno
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -37,6 +39,33 @@ def test_a_missing_target_is_one_line(tmp_path: Path) -> None:
         ValueError, match=r"target.path: .* neither a folder with config.json nor a .gguf file; name one"
     ):
         target.make(checked(recipe_data(tmp_path / "no", tmp_path / "p")), tmp_path, tmp_path)
+
+
+@pytest.mark.parametrize("broken", ["config.json", "tokenizer.json", "a.gguf"])
+def test_a_target_that_is_no_model_is_one_line(tmp_path: Path, broken: str) -> None:
+    folder = make_target(tmp_path / "t")
+    (folder / broken).write_text('{"model": 3}')
+    place = folder / broken if broken.endswith("gguf") else folder
+    with pytest.raises(ValueError, match=r"cannot be loaded by transformers \(.+\); name the folder, or the") as caught:
+        target.make(checked(recipe_data(place, tmp_path / "p")), tmp_path, tmp_path / "out")
+    assert str(place) in str(caught.value) and "\n" not in str(caught.value)
+
+
+def test_a_full_disk_is_not_the_models_fault(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: Any) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(target.AutoConfig, "from_pretrained", full)
+    with pytest.raises(OSError, match="No space left"):
+        target.make(checked(recipe_data(make_target(tmp_path / "t"), tmp_path / "p")), tmp_path, tmp_path)
+
+
+def test_a_target_without_weights_is_refused(tmp_path: Path) -> None:
+    folder = make_target(tmp_path / "t")
+    for file in folder.glob("*.safetensors"):
+        file.unlink()
+    with pytest.raises(ValueError, match=r"holds no \*\.safetensors; name a folder that has them"):
+        target.make(checked(recipe_data(folder, tmp_path / "p")), tmp_path, tmp_path)
 
 
 def test_a_target_without_a_chat_template_is_refused(tmp_path: Path) -> None:

@@ -38,6 +38,8 @@ def test_from_the_command_line(tmp_path: Path, logged_in: None, capsys: pytest.C
         assert json.loads(out.out)["current"] == "target-v1" and Hub.TOKEN not in out.out + out.err
         assert draftsmith.main(["publish", "smollm2-chat", "--rollback", "nothing", *where]) == 1
         assert "it has target-v1, target-v2" in capsys.readouterr().err
+        assert draftsmith.main(["publish", "smollm2-chat", "--rollback", "", *where]) == 1, "it must not publish"
+        assert "has no tag ''; it has target-v1, target-v2" in capsys.readouterr().err
         assert draftsmith.main(["heads", "smollm2-chat"]) == 1
         assert "publish.repo_id: empty" in capsys.readouterr().err
 

@@ -133,7 +133,7 @@ def test_override_that_is_no_yaml(tmp_path: Path) -> None:
 
 def test_override_of_an_item_of_a_list(tmp_path: Path) -> None:
     file = write(tmp_path / "a.yaml", small())
-    with pytest.raises(ValueError, match=r"recipe .*a\.yaml \(with domains\.chat\.sources\.0\.field=x\): "):
+    with pytest.raises(ValueError, match=r"0\.field=x\): .*; a list is overridden whole, key=\[item"):
         load(file, ["domains.chat.sources.0.field=x"])
 
 
